@@ -50,7 +50,7 @@ func (e *Env) Compile(ctx context.Context, job CompileJob) (*CompileResult, erro
 		return from, err
 	})
 	reports := get(v, "compile the stages", func() ([]*engine.Report, error) {
-		return e.compileStages(ctx, from.program, cluster, job)
+		return e.compileStages(ctx, from, cluster, job)
 	})
 	v.pass("compare with the GPU's memory", func() error {
 		if len(reports) > 0 {
@@ -192,11 +192,12 @@ func at(err error, path string) error {
 
 // compileStages compiles for the cluster: on the local devices if it is made of them, and for a
 // described target if not.
-func (e *Env) compileStages(ctx context.Context, p *program.Program, c machine.Cluster,
+func (e *Env) compileStages(ctx context.Context, from *source, c machine.Cluster,
 	job CompileJob) ([]*engine.Report, error) {
+	p := from.program
 	compiler, err := isolate.Open(ctx, isolate.Options{Child: e.Child, Engines: e.Engines,
 		Environ: e.Environ, Cluster: c, Cache: e.Cache, WithoutCuDNN: job.WithoutCuDNN,
-		Events: e.Events})
+		Ahead: from.planned != nil && from.planned.Plan.Ahead(), Events: e.Events})
 	if err != nil {
 		return nil, err
 	}

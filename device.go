@@ -1,15 +1,18 @@
 package deepwell
 
 import (
-	"cmp"
+	"bytes"
 	"context"
 	"crypto/rand"
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"os"
 	"slices"
+	"strconv"
 	"strings"
 	"sync"
+	"time"
 
 	"github.com/deepwell/deepwell/diag"
 	"github.com/deepwell/deepwell/engine"
@@ -50,6 +53,19 @@ func (d devices) engine() string {
 	return gpuEngine
 }
 
+// peak is the dense BF16 rate of a number of them, in FLOP/s, which MFU is measured by; 0 for CPU
+// devices, and for GPUs that the catalogue lacks.
+func (d devices) peak(count int64) float64 {
+	if len(d.gpus) == 0 {
+		return 0
+	}
+	m, err := machine.FindGPUModel(d.gpus[0].Model)
+	if err != nil {
+		return 0
+	}
+	return m.Peak.BF16 * float64(count)
+}
+
 // findDevices decides whether a run trains on GPUs or on CPU devices. A host with GPUs trains on
 // them unless --device or the plan's cluster says cpu; CPU devices stand in for any cluster.
 func (r *runner) findDevices(ctx context.Context) error {
@@ -73,26 +89,80 @@ func (r *runner) findDevices(ctx context.Context) error {
 		}
 		cluster = &c
 	}
-	host, err := machine.Probe(ctx, machine.Options{})
+	host, err := probeGPUs(ctx)
 	if err != nil {
 		return err
 	}
 	if len(host.GPUs) == 0 {
 		if wanted == "" {
+			if cluster != nil { // on a host that was rented for its GPUs a person must see it
+				r.env.Events.Emit(event.Note{Text: fmt.Sprintf("the plan for %s runs on CPU devices: this"+
+					" host has no GPU, %s", cluster, firstNote(host))})
+			}
 			return nil
 		}
-		return diag.New(diag.GPUsMissing, "this host has no GPU").
-			Because("%s", firstNote(host)).Try("--device cpu; or deepwell doctor")
+		return noGPU(host)
 	}
-	return r.takeGPUs(host, cluster)
+	if err := r.takeGPUs(host, cluster); err != nil {
+		return err
+	}
+	r.inspect(host, r.devices.gpus)
+	return nil
+}
+
+// probeGPUs examines the host: of its GPUs, what CUDA shows this process. That CUDA hides all of
+// them is an error: CPU devices are used only where there is no GPU, or somebody asks for them.
+func probeGPUs(ctx context.Context) (*machine.Machine, error) {
+	host, err := machine.Probe(ctx, machine.Options{Identify: true})
+	if err != nil {
+		return nil, err
+	}
+	if list, ok := os.LookupEnv(visibleDevices); ok && len(host.GPUs) > 0 {
+		if host.GPUs = visibleGPUs(host.GPUs, list); len(host.GPUs) == 0 {
+			host.Notes = []string{fmt.Sprintf("%s=%s shows none", visibleDevices, list)}
+			return nil, noGPU(host)
+		}
+	}
+	return host, nil
+}
+
+// visibleDevices names the GPUs that CUDA shows a process.
+const visibleDevices = "CUDA_VISIBLE_DEVICES"
+
+// visibleGPUs are the GPUs that CUDA shows with a value of CUDA_VISIBLE_DEVICES, in its order:
+// numbers, or the beginnings of UUIDs. As CUDA does, it ends at the first that is not there. NVML
+// shows all GPUs whatever stands there.
+func visibleGPUs(all []machine.GPU, list string) (seen []machine.GPU) {
+	for word := range strings.SplitSeq(list, ",") {
+		word = strings.TrimSpace(word)
+		n, err := strconv.Atoi(word)
+		at := slices.IndexFunc(all, func(g machine.GPU) bool {
+			return err == nil && g.Index == n || err != nil && word != "" && strings.HasPrefix(g.UUID, word)
+		})
+		if at < 0 {
+			break
+		}
+		seen = append(seen, all[at])
+	}
+	return seen
 }
 
 // firstNote is what the probe remarks first, which is why it sees no GPU.
 func firstNote(m *machine.Machine) string {
-	if len(m.Notes) == 0 {
-		return "the NVIDIA driver shows none"
+	switch {
+	case len(m.Notes) > 0:
+		return m.Notes[0]
+	case m.Driver == "":
+		return "no NVIDIA driver answers (libnvidia-ml.so.1)"
 	}
-	return m.Notes[0]
+	return "the NVIDIA driver shows none"
+}
+
+// noGPU is the error of a command that needs GPUs.
+func noGPU(m *machine.Machine) *diag.Error {
+	return diag.New(diag.GPUsMissing, "this host has no GPU").Because("%s", firstNote(m)).
+		Try("install NVIDIA's driver, or start the container with its GPUs; or train on CPU devices:" +
+			" --device cpu")
 }
 
 // takeGPUs checks that the host has the GPUs that the plan is for, and enough of them.
@@ -120,6 +190,13 @@ func (r *runner) takeGPUs(host *machine.Machine, cluster *machine.Cluster) error
 			cluster.Arch(), first.Name, first.Arch).
 			Try("deepwell plan ... --cluster %dx%s", need, first.Model)
 	}
+	if r.plan.Offloads(plan.Activations) && r.plan.FSDP.Size > 1 && r.plan.FSDP.Zero == 3 &&
+		r.plan.FSDP.Gather == "layer" {
+		// XLA miscompiles loops over layers that do both (docs/decisions/0021-gpu-runs.md).
+		return diag.New(diag.PlanLater, "programs that offload activations and gather parameters layer"+
+			" by layer give wrong gradients on GPUs").At("%s", r.job.Plan).
+			Try("in the plan \"gather\": \"microbatch\", or recompute instead of \"offload\"")
+	}
 	r.devices = devices{host.GPUs[:need]}
 	r.env.Events.Emit(event.Phase{Verb: "train", Name: fmt.Sprintf("on %d × %s", need, first.Name)})
 	return nil
@@ -138,7 +215,7 @@ func (r *runner) openEngine(ctx context.Context) (err error) {
 		o.Devices = int(r.plan.Devices()) / max(1, len(r.job.Peers))
 	}
 	if r.devices.gpus != nil {
-		o.MemoryFraction = gpuPool
+		o.MemoryFraction, o.Ahead = gpuPool, r.plan.Ahead()
 	}
 	shared := r.devices.gpus != nil && len(r.job.Peers) > 1
 	if shared {
@@ -147,7 +224,10 @@ func (r *runner) openEngine(ctx context.Context) (err error) {
 		}
 	}
 	if r.engine, err = engine.Open(ctx, r.devices.engine(), o); err != nil {
-		return cmp.Or(r.lost(), err)
+		if shared { // the client often fails before it is known that a process is lost
+			err = r.processes.Hub.Explain(err, 2*lostGrace)
+		}
+		return err
 	}
 	if r.devices.gpus != nil && slices.ContainsFunc(r.program.List, callsCuDNN) {
 		if err := r.engine.CheckCuDNN(); err != nil {
@@ -166,6 +246,10 @@ func (r *runner) openEngine(ctx context.Context) (err error) {
 // callsCuDNN reports whether a program has a call of cuDNN.
 func callsCuDNN(p *step.Program) bool { return strings.Contains(p.Module.Text, "__cudnn$") }
 
+// lostGrace is how long a process goes on after another one was lost. The compiler and the client
+// cannot be canceled, and what they make is of no use.
+const lostGrace = 1500 * time.Millisecond
+
 // joinClient meets the other processes of a run on GPUs: all of them share one client, and find
 // each other through the store of process 0.
 func (r *runner) joinClient(ctx context.Context, o *engine.Options) (err error) {
@@ -174,10 +258,41 @@ func (r *runner) joinClient(ctx context.Context, o *engine.Options) (err error) 
 	}
 	p := r.processes
 	p.Client = true
+	if r.job.OnStall != nil {
+		p.Hub.Watch(func(_ link.Peer, err error) {
+			if err != nil {
+				time.AfterFunc(lostGrace, func() { r.job.OnStall(r.lost()) })
+			}
+		})
+	}
 	p.Join(max(1, int(r.plan.Size(plan.PipelineAxis))))
 	r.store = p.Hub.Store(p.Self, p.Addresses)
 	o.Node, o.Nodes, o.Store = p.Self, len(p.Addresses), r.store
-	return nil
+	return r.checkOrder()
+}
+
+// gathered gives a value of every process to process 0, and what that makes of them to all. Each
+// process has one call of its own and one for the outcome: thousands of processes make thousands.
+func (r *runner) gathered(what string, mine []byte,
+	merge func(all [][]byte, sep []byte) []byte) ([]byte, error) {
+	p := r.processes
+	if err := r.store.Put(fmt.Sprintf("%s/%d", what, p.Self), mine); err != nil {
+		return nil, err
+	}
+	if p.Self == 0 {
+		var all [][]byte
+		for n := range p.Addresses {
+			one, err := r.store.Get(fmt.Sprintf("%s/%d", what, n), p.Hub.StallTimeout)
+			if err != nil {
+				return nil, err
+			}
+			all = append(all, one)
+		}
+		if err := r.store.Put(what, merge(all, nil)); err != nil {
+			return nil, err
+		}
+	}
+	return r.store.Get(what, p.Hub.StallTimeout)
 }
 
 // watchClient tells the client which processes there are, and when one goes: collectives that wait
@@ -189,18 +304,17 @@ func (r *runner) watchClient() error {
 	if _, err := rand.Read(id[:]); err != nil {
 		return err
 	}
-	if err := r.store.Put(fmt.Sprintf("incarnation/%d", p.Self), id[:]); err != nil {
+	ids, err := r.gathered("incarnation", id[:], bytes.Join)
+	if err != nil {
 		return err
 	}
+	if len(ids) != len(id)*len(all) {
+		return diag.New(diag.PeersDiffer, "%d processes have incarnations of %d bytes", len(all),
+			len(ids))
+	}
 	for n := range all {
-		theirs, err := r.store.Get(fmt.Sprintf("incarnation/%d", n), p.Hub.StallTimeout)
-		if err != nil {
-			return err
-		}
-		if len(theirs) != len(id) {
-			return diag.New(diag.PeersDiffer, "process %d has an incarnation of %d bytes", n, len(theirs))
-		}
-		all[n] = engine.Process{Node: n, Incarnation: binary.LittleEndian.Uint64(theirs), Connected: true}
+		all[n] = engine.Process{Node: n, Incarnation: binary.LittleEndian.Uint64(ids[len(id)*n:]),
+			Connected: true}
 	}
 	if err := r.engine.UpdateProcesses(all); err != nil {
 		return err
@@ -229,9 +343,18 @@ func (r *runner) lost() error {
 // gpuFailed says how to go on after an error of a GPU. CUDA gives the same error to every later
 // call of the process, so nothing is freed: the process is to end, and another one goes on.
 func (r *runner) gpuFailed(err error) error {
-	if lost := r.lost(); err != nil && lost != nil && r.processes.Client {
-		r.failed = true // a communicator that was given up may never be freed
-		return lost
+	if err != nil && r.processes != nil && r.processes.Client {
+		wait := time.Duration(0)
+		switch { // the link or NCCL may notice before heartbeats are missing
+		case errors.Is(err, diag.LinkLost):
+			wait = 2 * lostGrace
+		case errors.Is(err, diag.CollectiveFailed):
+			wait = r.processes.Hub.HeartbeatTimeout + lostGrace
+		}
+		if lost := r.processes.Hub.Explain(err, wait); r.lost() != nil {
+			r.failed = true // a communicator that was given up may never be freed
+			return lost
+		}
 	}
 	if !errors.Is(err, diag.DeviceFailed) && !errors.Is(err, diag.CollectiveFailed) {
 		return err
@@ -255,5 +378,6 @@ func (r *runner) checkMemory() error {
 	for _, g := range r.devices.gpus {
 		least = min(least, g.MemoryBytes)
 	}
-	return train.FitsGPU(r.program, int64(gpuPool*float64(least)), r.recipe, processes, nil)
+	return train.FitsGPU(r.program, int64(gpuPool*float64(least)), train.HostMemory(), r.recipe,
+		processes, nil)
 }

@@ -275,7 +275,7 @@ func (r *dryRunner) improve(ctx context.Context) error {
 		return err
 	}
 	r.done.Helps = slices.Concat(plans, helps, lower)
-	slices.SortStableFunc(r.done.Helps, func(a, b dryrun.Suggestion) int {
+	lists.Sort(r.done.Helps, func(a, b dryrun.Suggestion) int {
 		return cmp.Compare(a.Step, b.Step)
 	})
 	return nil

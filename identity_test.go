@@ -7,7 +7,6 @@ import (
 	"encoding/hex"
 	"encoding/json"
 	"fmt"
-	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -348,6 +347,7 @@ func TestNoProcessDiffers(t *testing.T) {
 		}, text: "another data of the validation"},
 		{name: "NCCL", env: "NCCL_ALGO=Tree", text: "another environment variables"},
 		{name: "LD_PRELOAD", env: "LD_PRELOAD=libm.so.6", text: "another environment variables"},
+		{name: "a profile of one", text: "another profile"},
 	} {
 		t.Run(c.name, func(t *testing.T) {
 			if c.name != "nothing" && c.name != "other angles" {
@@ -357,15 +357,18 @@ func TestNoProcessDiffers(t *testing.T) {
 			if c.edit != nil {
 				c.edit(second)
 			}
-			ports := freePorts(t)
+			ports := enginetest.Addresses(t, 2)
 			out := [2]*bytes.Buffer{{}, {}}
 			var errs [2]error
 			var both sync.WaitGroup
 			ctx, cancel := context.WithTimeout(t.Context(), 4*time.Minute)
 			defer cancel()
 			for self, f := range []folder{first, second} {
-				job, err := json.Marshal(deepwell.TrainJob{Plan: f.path("pp2.json"), Until: 1, Peers: ports,
-					Self: self})
+				train := deepwell.TrainJob{Plan: f.path("pp2.json"), Until: 1, Peers: ports, Self: self}
+				if c.name != "a profile of one" || self == 0 {
+					train.Profile = [2]int{1, 1}
+				}
+				job, err := json.Marshal(train)
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -389,20 +392,12 @@ func TestNoProcessDiffers(t *testing.T) {
 					t.Errorf("process %d does not say %q of %s: %v\n%s", self, c.text, other, err, text)
 				}
 			}
+			if c.name == "nothing" { // the trace of the first process has the spans of both
+				text, err := os.ReadFile(first.path("run/profile.json"))
+				if err != nil || !strings.Contains(string(text), "host of process 1") {
+					t.Errorf("%v\n%s", err, text)
+				}
+			}
 		})
 	}
-}
-
-// freePorts finds two addresses that nobody listens at.
-func freePorts(t *testing.T) (list []string) {
-	t.Helper()
-	for range 2 {
-		l, err := net.Listen("tcp", "127.0.0.1:0")
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer func() { _ = l.Close() }()
-		list = append(list, l.Addr().String())
-	}
-	return list
 }

@@ -40,7 +40,7 @@ var layers = [][]string{
 		"estimate/footprint", "estimate"},
 	{"internal/selftest", "internal/enginetest", "dryrun", "preflight"},
 	{"pipeline", "step", "autoplan"},
-	{"replay"},
+	{"replay", "gpucheck"},
 	{"train"},
 	{"parity"},
 	{"", "cmd/deepwell", "bench/dispatch", "bench/copy", "bench/aot", "bench/step", "bench/curve",
@@ -162,6 +162,7 @@ var grown = map[string]string{
 	"exported program":       "0010: roles of arguments and causes of memory are words",
 	"exported price":         "0010: kinds of collective and precisions are words",
 	"exported internal/pjrt": "0010: the C interface has that many nouns, and one package may know them",
+	"files internal/pjrt":    "0010: the C interface has that many nouns, and one package may know them",
 }
 
 const (

@@ -29,16 +29,13 @@ func (r *runner) listen(ctx context.Context) (*train.Processes, error) {
 	bad := func(format string, args ...any) *diag.Error {
 		return diag.New(diag.PlanMisfit, format, args...).At("%s", r.job.Plan)
 	}
-	ranks := int64(1)
-	if r.plan != nil {
-		ranks = max(1, r.plan.Size(plan.PipelineAxis))
-	}
 	switch {
-	case r.devices.gpus != nil && (r.plan == nil || r.plan.Devices()%int64(n) != 0 ||
-		ranks%int64(n) != 0 && int64(n)%ranks != 0):
-		return nil, bad("%d processes cannot share the devices of the plan evenly", n).
-			Try("a plan whose devices are a multiple of the processes, and each pipeline rank's, too")
+	case r.devices.gpus != nil && r.plan == nil:
+		return nil, bad("%d processes need a plan", n).Try("--plan PLAN")
 	case r.devices.gpus != nil:
+		if e := sharesEvenly(r.plan, n); e != nil {
+			return nil, e.At("%s", r.job.Plan)
+		}
 	case r.plan == nil || r.plan.Size(plan.PipelineAxis)%int64(n) != 0:
 		return nil, bad("%d processes cannot share the pipeline stages evenly", n).
 			Try("a plan whose pp.size is a multiple of %d", n)
@@ -64,6 +61,19 @@ func (r *runner) listen(ctx context.Context) (*train.Processes, error) {
 		hub.HeartbeatTimeout, hub.StallTimeout = r.job.Patience, arrival*r.job.Patience
 	}
 	return &train.Processes{Self: r.job.Self, Addresses: r.job.Peers, Hub: hub}, nil
+}
+
+// sharesEvenly returns an error if the processes of one client, as many as hosts, would not have
+// equally many devices of the plan, and either whole pipeline ranks or equal parts of one.
+func sharesEvenly(p *plan.Plan, processes int) *diag.Error {
+	n, ranks := int64(processes), max(1, p.Size(plan.PipelineAxis))
+	if p.Devices()%n == 0 && (ranks%n == 0 || n%ranks == 0) {
+		return nil
+	}
+	return diag.New(diag.PlanMisfit, "%d hosts or processes cannot share the %d devices and %d"+
+		" pipeline ranks of the plan evenly", n, p.Devices(), ranks).
+		Try("a plan whose devices are a multiple of the hosts, and whose pp.size divides their number" +
+			" or is a multiple of it")
 }
 
 // readKey reads the secret that the processes of a run share. As ssh does, it refuses a file that

@@ -106,7 +106,7 @@ func writePlan(config *model.Config, p *plan.Plan, c machine.Cluster, format, na
 // same text share one compiled program. On GPUs it adds the transfers between pipeline stages.
 func modulesOf(p *step.Programs, c machine.Cluster) (list []*program.Module, err error) {
 	for _, row := range p.List {
-		if p.Joint() && (row.Kind == step.Evaluate || row.Kind == step.Quantize) {
+		if p.Joint() && (row.Kind == step.Evaluate || row.Kind == step.Quantize) && !p.Plan.Ahead() {
 			continue // not part of a step
 		}
 		one := *row.Module

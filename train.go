@@ -6,9 +6,11 @@ import (
 	"errors"
 	"fmt"
 	"io/fs"
+	"maps"
 	"os"
 	"path/filepath"
 	"runtime/debug"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -83,6 +85,7 @@ func (e *Env) Train(ctx context.Context, job TrainJob) (*TrainResult, error) {
 	if job.OnStall != nil {
 		r.job.OnStall = func(err error) {
 			if !closed.Load() {
+				r.hangUp()
 				job.OnStall(err)
 			}
 		}
@@ -362,8 +365,11 @@ func (w *warnings) into(log event.Sink) {
 func (r *runner) openFolder() (err error) {
 	out := r.recipe.Out
 	r.events = r.env.Events
-	if r.job.Rerun != "" || !r.processes.Leads() {
+	if r.job.Rerun != "" {
 		return nil
+	}
+	if !r.processes.Leads() {
+		return r.profile("")
 	}
 	if err := os.MkdirAll(out, 0o777); err != nil {
 		return diag.New(diag.FileError, "cannot make the run's folder").At("%s", out).Wrap(err).
@@ -392,13 +398,28 @@ func (r *runner) openFolder() (err error) {
 	r.events = event.Tee(r.env.Events, r.log, r.board)
 	r.warnings.into(r.log)
 	r.warnUnlocked()
+	return r.profile(filepath.Join(out, "profile.json"))
+}
+
+// profile begins the profile that was asked for. path is "" in a process that does not lead.
+func (r *runner) profile(path string) (err error) {
 	steps := r.job.Profile
 	if steps == [2]int{} {
 		return nil
 	}
-	r.trace, err = trace.Create(filepath.Join(out, "profile.json"), steps[0], steps[1], r.events,
-		time.Now)
-	if err == nil {
+	o := trace.Options{Path: path, From: steps[0], To: steps[1], Events: r.events, Now: time.Now,
+		Record: r.engine.Record}
+	identity := r.engine.Identity()
+	o.About = append(o.About, trace.Arg{Name: "engine", Value: identity.Name + " " + identity.Version})
+	about := maps.Clone(identity.Environment)
+	if r.devices.gpus != nil {
+		about = r.engine.Versions() // CUDA's, cuDNN's, NCCL's
+		maps.Copy(about, identity.Environment)
+	}
+	for _, name := range slices.Sorted(maps.Keys(about)) {
+		o.About = append(o.About, trace.Arg{Name: name, Value: about[name]})
+	}
+	if r.trace, err = trace.Create(o); err == nil {
 		r.events = event.Tee(r.events, r.trace)
 	}
 	return err
@@ -500,7 +521,11 @@ func (r *runner) keepTokenizer() error {
 func (r *runner) start(ctx context.Context) (err error) {
 	o := train.Options{Engine: r.engine, Model: r.model.Config, Recipe: r.recipe,
 		Programs: r.program, Data: r.rows, Init: r.init, Events: r.events, Until: r.job.Until,
-		Processes: r.processes, Build: build(), OnStall: r.job.OnStall, Locked: true}
+		Processes: r.processes, Build: build(), OnStall: r.job.OnStall, Locked: true,
+		Peak: r.devices.peak(1)}
+	if r.plan != nil {
+		o.Peak = r.devices.peak(r.plan.Devices())
+	}
 	if r.held != nil {
 		o.Eval = r.held
 	}
@@ -579,12 +604,29 @@ func (r *runner) finish() error {
 	return errors.Join(errs...)
 }
 
+// hangUp tells the other processes why this one ends, in bounded time.
+func (r *runner) hangUp() {
+	if r.processes == nil {
+		return
+	}
+	done := make(chan struct{})
+	go func() {
+		_ = r.processes.Hub.Close()
+		close(done)
+	}()
+	select {
+	case <-done:
+	case <-time.After(time.Second):
+	}
+}
+
 // close frees everything, the folder's lock last.
 func (r *runner) close() {
 	if r.lock != nil {
 		defer r.lock.Release() // last: nothing is written any more
 	}
 	if r.failed {
+		r.hangUp()
 		return
 	}
 	if r.trainer != nil {

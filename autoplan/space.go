@@ -161,10 +161,9 @@ func (j *Job) divides(m mesh, prec dtype.Format) bool {
 	return plan.WholeScaleBlocks(j.facts(), n, j.Seq, j.chunks(m.cp), m.tp)
 }
 
-// context returns how a plan shards sequences of cp ranks. Our own programs use a ring in sequence
-// order if cuDNN can then attend to each chunk. Under a causal mask that is nearly twice the work,
-// but a balanced ring (each rank has a chunk from the front and one from the back) or gathered
-// keys would need attention that writes its scores to memory, which costs more
+// context returns how a plan shards sequences of cp ranks. Our own programs use a zigzag ring (each
+// rank has a chunk from the front and one from the back) if cuDNN can then attend to each chunk:
+// gathered keys need attention that writes its scores to memory, which costs more
 // ([kernels.Selector.Attention]).
 func (j *Job) context(cp int64) plan.CP {
 	c := plan.CP{Size: cp, Kind: "gather", Balance: cp > 1}
@@ -172,7 +171,7 @@ func (j *Job) context(cp int64) plan.CP {
 		c.Kind = "ring"
 	}
 	if j.Profile.Name == price.Own && cp > 1 {
-		elem, ring := dtype.BF16, plan.CP{Size: cp, Kind: "ring"}
+		elem, ring := dtype.BF16, plan.CP{Size: cp, Kind: "ring", Balance: true}
 		if slices.Equal(j.Precisions, []dtype.Format{dtype.FormatF32}) {
 			elem = dtype.F32
 		}

@@ -11,6 +11,7 @@ import (
 	"github.com/deepwell/deepwell/diag"
 	"github.com/deepwell/deepwell/dtype"
 	"github.com/deepwell/deepwell/internal/human"
+	"github.com/deepwell/deepwell/internal/lists"
 	"github.com/deepwell/deepwell/internal/safedir"
 	"github.com/deepwell/deepwell/model"
 	"github.com/deepwell/deepwell/safetensors"
@@ -295,7 +296,7 @@ func (c *Contents) DType() string {
 	if len(types) == 1 {
 		return types[0]
 	}
-	slices.SortStableFunc(types, func(a, b string) int { return c.Types[b] - c.Types[a] })
+	lists.Sort(types, func(a, b string) int { return c.Types[b] - c.Types[a] })
 	for i, t := range types {
 		types[i] = fmt.Sprintf("%s %s", human.Thousands(int64(c.Types[t])), t)
 	}

@@ -169,7 +169,7 @@ func (t *Stored) collision() (a, b Box, found bool) {
 		}
 	}
 	boxes := lists.Map(t.Parts, func(p Part) Box { return p.Box })
-	slices.SortFunc(boxes, func(a, b Box) int { return cmp.Compare(a.Start[along], b.Start[along]) })
+	lists.Sort(boxes, func(a, b Box) int { return cmp.Compare(a.Start[along], b.Start[along]) })
 	var open []Box
 	for _, b := range boxes {
 		open = slices.DeleteFunc(open, func(a Box) bool {
@@ -194,7 +194,7 @@ func (m *Manifest) checkTiles() error {
 		}
 	}
 	for _, f := range m.Files {
-		slices.SortFunc(parts[f.Name], func(a, b Part) int { return cmp.Compare(a.Offset, b.Offset) })
+		lists.Sort(parts[f.Name], func(a, b Part) int { return cmp.Compare(a.Offset, b.Offset) })
 		at := f.Header
 		for _, p := range parts[f.Name] {
 			if p.Offset != at {

@@ -333,6 +333,21 @@ func TestSaveAndLatest(t *testing.T) {
 	err = Save(t.Context(), dir, 50, Meta{}, state(t, 1, small()...), Options{})
 	wantCode(t, err, diag.CheckpointExists)
 	must(t, Save(t.Context(), dir, 50, meta(), state(t, 50, small()...), Options{})) // the same
+	for _, row := range []struct {                                                   // each of several processes compares its slices
+		with uint64
+		want bool
+	}{{50, true}, {49, false}} {
+		src := state(t, row.with, small()...)
+		var all []Slice
+		for _, one := range src.Tensors() {
+			all = append(all, Slice{one.Name, Box{make([]int64, len(one.Shape)), one.Shape}})
+		}
+		got, err := meta().Saved(t.Context(), dir, 50, src, all)
+		none, err2 := meta().Saved(t.Context(), dir, 50, src, []Slice{})
+		if got != row.want || !none || err != nil || err2 != nil {
+			t.Errorf("state %d: %v, %v, %v, %v", row.with, got, none, err, err2)
+		}
+	}
 	other := meta()
 	other.Data = map[string]int64{"wiki": 4097}
 	err = Save(t.Context(), dir, 50, other, state(t, 50, small()...), Options{})

@@ -45,7 +45,7 @@ func steps(dir string) ([]int64, error) {
 		return nil, diag.New(diag.FileError, "cannot read %s", dir).Wrap(err)
 	}
 	list := lists.Pick(entries, func(e os.DirEntry) (int64, bool) { return parseStep(e.Name()) })
-	slices.SortFunc(list, func(a, b int64) int { return cmp.Compare(b, a) })
+	lists.Sort(list, func(a, b int64) int { return cmp.Compare(b, a) })
 	return list, nil
 }
 

@@ -42,6 +42,26 @@ func (m *Memory) Add(t Tensor) ([]byte, error) {
 	return b, nil
 }
 
+// Only makes room for a tensor in place of all others, in the memory of the first if that is large
+// enough, and gives its bytes, all zero.
+func (m *Memory) Only(t Tensor) ([]byte, error) {
+	var old []byte
+	if len(m.data) > 0 {
+		old = m.data[0]
+	}
+	if err := checkTensor(t); err != nil {
+		return nil, diag.New(diag.CheckpointTensor, "%s", err)
+	}
+	n := int(t.Bytes())
+	if cap(old) < n {
+		old = make([]byte, n)
+	}
+	b := old[:n]
+	clear(b)
+	m.list, m.data, m.place = []Tensor{t}, [][]byte{b}, map[string]int{t.Name: 0}
+	return b, nil
+}
+
 // Tensors implements Source and Sink.
 func (m *Memory) Tensors() []Tensor { return m.list }
 

@@ -62,7 +62,7 @@ func (d *Draft) plan(file string, have []Tensor, list []Slice) ([]planned, error
 			parts = append(parts, planned{t, key, Part{Box: box, File: file, Bytes: n}})
 		}
 	}
-	slices.SortFunc(parts, func(a, b planned) int {
+	lists.Sort(parts, func(a, b planned) int {
 		return cmp.Or(cmp.Compare(b.tensor.DType.Bits(), a.tensor.DType.Bits()),
 			strings.Compare(a.tensor.Name, b.tensor.Name),
 			slices.Compare(a.part.Start, b.part.Start))

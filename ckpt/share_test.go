@@ -85,7 +85,7 @@ func TestProcessesShareADraft(t *testing.T) {
 		t.Errorf("the folder has %v, %v", names, err)
 	}
 	has := func(m ckpt.Meta, src ckpt.Source) bool {
-		same, err := m.Saved(t.Context(), dir, 7, src)
+		same, err := m.Saved(t.Context(), dir, 7, src, nil)
 		return same && err == nil
 	}
 	all := shareOf(t, "a", "b", "c")

@@ -1,6 +1,7 @@
 package ckpt
 
 import (
+	"bytes"
 	"cmp"
 	"context"
 	"errors"
@@ -18,6 +19,7 @@ import (
 	"github.com/deepwell/deepwell/event"
 	"github.com/deepwell/deepwell/internal/flock"
 	"github.com/deepwell/deepwell/internal/human"
+	"github.com/deepwell/deepwell/internal/lists"
 )
 
 // Options say how checkpoints are written.
@@ -51,7 +53,7 @@ func Save(ctx context.Context, dir string, step int64, meta Meta, src Source, o 
 	d, err := Begin(ctx, dir, step, o)
 	if err != nil {
 		if diag.From(err).Code == diag.CheckpointExists {
-			same, failed := meta.Saved(ctx, dir, step, src)
+			same, failed := meta.Saved(ctx, dir, step, src, nil)
 			if same {
 				return nil
 			}
@@ -68,7 +70,10 @@ func Save(ctx context.Context, dir string, step int64, meta Meta, src Source, o 
 
 // Saved tells whether the checkpoint of a step is there and is what would be written in its place.
 // The error comes from reading one of the two.
-func (meta Meta) Saved(ctx context.Context, dir string, step int64, src Source) (bool, error) {
+//
+// A process that has some slices of the state compares those in only; nil are all.
+func (meta Meta) Saved(ctx context.Context, dir string, step int64, src Source,
+	only []Slice) (bool, error) {
 	c, err := Open(filepath.Join(dir, stepName(step)))
 	if err != nil {
 		return false, nil // what cannot be opened is another
@@ -77,8 +82,47 @@ func (meta Meta) Saved(ctx context.Context, dir string, step int64, src Source) 
 	if c.Seed != meta.Seed || !maps.Equal(c.Data, meta.Data) {
 		return false, nil
 	}
+	if only != nil {
+		return c.holds(ctx, src, only)
+	}
 	differ, err := Diff(ctx, c, src)
 	return err == nil && len(differ) == 0, err
+}
+
+// holds reports whether the checkpoint has the tensors of a source, and the same bytes in slices.
+func (c *Checkpoint) holds(ctx context.Context, src Source, list []Slice) (bool, error) {
+	types := map[string]Tensor{}
+	for _, one := range c.Tensors() {
+		types[one.Name] = one
+	}
+	all := src.Tensors()
+	for _, one := range all {
+		have, ok := types[one.Name]
+		if !ok || have.DType != one.DType || !slices.Equal(have.Shape, one.Shape) {
+			return false, nil
+		}
+	}
+	if len(all) != len(types) {
+		return false, nil
+	}
+	for _, s := range list {
+		if err := ctx.Err(); err != nil {
+			return false, err
+		}
+		bits := int64(types[s.Name].DType.Bits())
+		for _, size := range s.Box.Size {
+			bits *= size
+		}
+		ours, theirs := make([]byte, (bits+7)/8), make([]byte, (bits+7)/8)
+		err := src.ReadSlice(s.Name, s.Box, ours)
+		if err == nil {
+			err = c.ReadSlice(s.Name, s.Box, theirs)
+		}
+		if err != nil || !bytes.Equal(ours, theirs) {
+			return false, err
+		}
+	}
+	return true, nil
 }
 
 // A Draft is a checkpoint under way: each of any number of writers adds its slices, and one of
@@ -254,11 +298,11 @@ func (d *Draft) manifest(meta Meta) (*Manifest, error) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	m := &Manifest{Version: version, Step: d.step, Meta: meta, Files: slices.Clone(d.files)}
-	slices.SortFunc(m.Files, func(a, b File) int { return strings.Compare(a.Name, b.Name) })
+	lists.Sort(m.Files, func(a, b File) int { return strings.Compare(a.Name, b.Name) })
 	for _, name := range slices.Sorted(maps.Keys(d.tensors)) {
 		t := *d.tensors[name]
 		t.Parts = slices.Clone(t.Parts)
-		slices.SortFunc(t.Parts, func(a, b Part) int { return slices.Compare(a.Start, b.Start) })
+		lists.Sort(t.Parts, func(a, b Part) int { return slices.Compare(a.Start, b.Start) })
 		m.Tensors = append(m.Tensors, t)
 	}
 	return m, nil

@@ -181,7 +181,7 @@ func (b *Book) loss(c Sharding) (*ir.Graph, error) {
 	}
 	shape := model.Shape{Batch: c.Rows, Seq: c.Seq, PlainAttention: c.Plain}
 	shape.Elem, shape.MatmulType = b.set.Types(c.Params)
-	shape.Documents, _ = b.set.Documents()
+	shape.Documents, _ = b.set.Documents(c.Params, c.Plain)
 	g, err := b.model.Graph(shape)
 	if err == nil && b.policy != nil {
 		g, _, err = b.policy.Apply(g, b.model.Params())

@@ -83,6 +83,9 @@ const (
 	DeviceFailed Code = "DW2109"
 	// CollectiveFailed: NCCL reported an error.
 	CollectiveFailed Code = "DW2110"
+	// ReplicasDiffer: devices that must have the same bits of a parameter differ: one of them
+	// computed wrongly, or its memory changed.
+	ReplicasDiffer Code = "DW2111"
 
 	// CompileFailed: the compiler refused the program.
 	CompileFailed Code = "DW2201"
@@ -123,6 +126,9 @@ const (
 	GPUsMissing Code = "DW2406"
 	// PreflightFailed: a GPU of the host is slow, wrong or not as a run expects it.
 	PreflightFailed Code = "DW2407"
+	// NVLinkOrder: the order of a run's processes does not follow the NVLink domains of their
+	// GPUs.
+	NVLinkOrder Code = "DW2408"
 
 	// GraphInvalid: a graph contradicts itself.
 	GraphInvalid Code = "DW2501"
@@ -252,6 +258,8 @@ const (
 	PipelineStage Code = "DW3212"
 	// LinkKey: processes have no shared key, or one that others may read.
 	LinkKey Code = "DW3213"
+	// ProcessFailed: a process of a run on this host failed; the exit status is that process's.
+	ProcessFailed Code = "DW3214"
 
 	// PolicyText: a precision policy is not JSON.
 	PolicyText Code = "DW3301"
@@ -283,6 +291,9 @@ const (
 	// ReplayBeyond: a replayed program's results differ from the reference by more than their
 	// bound.
 	ReplayBeyond Code = "DW3406"
+	// GPUDiffers: what a GPU computes differs from CPU devices by more than its bound, or a check
+	// failed.
+	GPUDiffers Code = "DW3407"
 )
 
 // A row is one entry of the catalogue: what a code means, and one message that shows it.
@@ -340,9 +351,37 @@ func Catalogue() string {
 		"Printed from `diag/codes.tsv`; `go test ./diag -update` writes it.\n\n" +
 		"A code marked (warning) never ends a command. Others may come with a warning as well, where " +
 		"a\ncommand can continue.\n\n")
+	b.WriteString("## Exit status\n\n" +
+		"What the exit status of `deepwell train` tells a launcher. If processes of a run end with\n" +
+		"different statuses, one that no restart mends counts first; under Slurm the highest does, " +
+		"which is\nall that srun tells. `deepwell launch` goes by this table.\n" +
+		"\n| status | meaning | start all processes again |\n|---|---|---|\n| 0 | done | no |\n")
+	for _, c := range classes {
+		again := "no"
+		if c.Restart() {
+			again = "yes: they go on from the newest checkpoint"
+		}
+		fmt.Fprintf(&b, "| %d | %s | %s |\n", int(c.Class), c.meaning, again)
+	}
+	b.WriteString("| (a signal) | killed, for instance by the kernel for want of memory, " +
+		"or crashed | yes: they go on from the newest checkpoint |\n\n## Codes\n\n")
 	b.WriteString("| code | exit | meaning | example |\n|---|---|---|---|\n")
 	for _, r := range catalogue {
 		fmt.Fprintf(&b, "| %s | %d | %s | %s |\n", r.code, r.class, r.meaning, r.example)
 	}
 	return b.String()
+}
+
+// classes are the exit statuses of failures, with their meanings.
+var classes = []struct {
+	Class
+	meaning string
+}{
+	{Failed, "failed"},
+	{Usage, "the command, the recipe or the plan is not well formed"},
+	{NoFit, "the plan does not fit the machine"},
+	{Numerics, "a numerics guard stopped the run"},
+	{Stalled, "a process, a GPU or the network was lost, or nothing moved any more"},
+	{Interrupted, "stopped by SIGINT, and saved"},
+	{Terminated, "stopped by SIGTERM or SIGHUP, and saved"},
 }

@@ -26,6 +26,10 @@ const (
 	Terminated  Class = 143 // SIGTERM
 )
 
+// Restart tells a launcher whether starting the same command again may help: a run then goes on
+// from its newest checkpoint.
+func (c Class) Restart() bool { return c == Stalled }
+
 // An Error is a failure with everything a person needs to mend it. The zero value of each text
 // means "nothing to say"; only Code and What are always set.
 type Error struct {

@@ -37,7 +37,7 @@ func (s *Step) Helps() ([]Suggestion, error) {
 			list = append(list, Suggestion{Change: c.change, Step: t.Step})
 		}
 	}
-	slices.SortStableFunc(list, func(a, b Suggestion) int { return cmp.Compare(a.Step, b.Step) })
+	lists.Sort(list, func(a, b Suggestion) int { return cmp.Compare(a.Step, b.Step) })
 	return list, nil
 }
 

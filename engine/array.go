@@ -17,6 +17,8 @@ type Array struct {
 	spec  program.Array
 	local dtype.Shape
 	parts []*pjrt.Buffer // one for each device of this process, in the order of the module's
+
+	filling []filling // instead of parts, until they are written
 }
 
 // Name is the global name.
@@ -46,6 +48,9 @@ func (a *Array) Live() bool {
 func (a *Array) Free() {
 	for _, b := range a.parts {
 		b.Free()
+	}
+	for _, f := range a.filling {
+		f.Abort()
 	}
 }
 
@@ -78,6 +83,75 @@ func (a *Array) ReadInto(ctx context.Context, i int, dst []byte) error {
 			a.spec.Name, len(a.parts), i)
 	}
 	return a.parts[i].ToHost(ctx, dst)
+}
+
+// ReadAt copies bytes of the i-th shard, from an offset on, into dst. The shard is row-major, of
+// elements of whole bytes. A context that ends is as for ReadInto.
+func (a *Array) ReadAt(ctx context.Context, i int, offset int64, dst []byte) error {
+	if i < 0 || i >= len(a.parts) {
+		return diag.New(diag.ArgumentCount, "array %s has %d shards here, and none with the number %d",
+			a.spec.Name, len(a.parts), i)
+	}
+	return a.parts[i].RawToHost(ctx, offset, dst)
+}
+
+// Allocate makes room for an array on those devices of a module that this process has, to be
+// written in parts, so that the host need not hold a shard. Every byte of each shard is to be
+// written once by WriteAt; the array can be used after Filled, and is given up by Free.
+func (e *Engine) Allocate(m *program.Module, spec program.Array) (*Array, error) {
+	local, err := m.Local(spec)
+	if err != nil {
+		return nil, err
+	}
+	a := &Array{spec: spec, local: local}
+	for i, id := range m.Devices {
+		if e.remote(id) {
+			continue
+		}
+		d, err := e.device(id)
+		var f *pjrt.Filling
+		if err == nil {
+			f, err = e.client.NewFilling(local, d, spec.Memory)
+		}
+		if err != nil {
+			a.Free()
+			return nil, diag.From(err).At("array %s, device %d", spec.Name, id)
+		}
+		a.filling = append(a.filling, filling{i, f})
+	}
+	return a, nil
+}
+
+// A filling is a shard that is written in parts.
+type filling struct {
+	device int // its place in the module's list
+	*pjrt.Filling
+}
+
+// WriteAt copies bytes to an offset of the shard on the module's i-th device, of an array from
+// Allocate. data may change as soon as it returns, unless ctx has ended.
+func (a *Array) WriteAt(ctx context.Context, i int, offset int64, data []byte) error {
+	for _, f := range a.filling {
+		if f.device == i {
+			return f.Write(ctx, offset, data)
+		}
+	}
+	return diag.New(diag.ArgumentCount, "array %s has no shard %d to be written in this process",
+		a.spec.Name, i)
+}
+
+// Filled ends the writing of an array from Allocate; it is an error if a byte was not written.
+func (a *Array) Filled() error {
+	for _, f := range a.filling {
+		b, err := f.Buffer()
+		if err != nil {
+			a.Free()
+			return diag.From(err).At("array %s", a.spec.Name)
+		}
+		a.parts = append(a.parts, b)
+	}
+	a.filling = nil
+	return nil
 }
 
 // A Source is the ownership of the host memory that an array is made from.

@@ -28,6 +28,7 @@ type Compiler struct {
 	cudnn   string // version of the cuDNN that plans are made with, "" for none
 	cache   cache
 	environ *environ.Set
+	ahead   bool // keep executables for engines
 
 	mu         sync.Mutex
 	topologies map[string]*pjrt.Topology // by what they describe
@@ -37,7 +38,7 @@ type Compiler struct {
 const compilerEngine = "cuda13"
 
 // OpenCompiler loads the CUDA engine for compiling only. It uses the options Dir, Cache, Events and
-// WithoutCuDNN.
+// WithoutCuDNN and Ahead.
 func OpenCompiler(ctx context.Context, o Options) (*Compiler, error) {
 	variables, err := environ.Read(os.Environ())
 	if err != nil {
@@ -48,7 +49,7 @@ func OpenCompiler(ctx context.Context, o Options) (*Compiler, error) {
 		return nil, err
 	}
 	c := &Compiler{plugin: p, bundle: bundle, cudnn: bundle.CuDNN, cache: newCache(o),
-		environ: variables}
+		environ: variables, ahead: o.Ahead}
 	// cuDNN asks libcuda while it plans; where there is neither a driver nor a stand-in (Arm hosts
 	// without a GPU) the compile goes without plans, and the report says so.
 	if o.WithoutCuDNN || bundle.Stub == "" && !bundle.Driver {
@@ -87,22 +88,35 @@ func (c *Compiler) report(ctx context.Context, m *program.Module, t machine.Clus
 			m.Name, len(m.Devices), t.GPU.Title, n)
 	}
 	start := time.Now()
-	x, cached, err := c.compiled(m, t)
+	ahead := ""
+	if c.ahead && handsOver(m) {
+		ahead = aheadKey(c.bundle.Version, t.GPU.Name, c.environ, m)
+		if c.cache.has(ahead) {
+			ahead = ""
+		}
+	}
+	x, cached, err := c.compiled(m, t, ahead != "")
 	if err != nil {
 		return nil, x, err
 	}
 	r, err := newReport(x, m, t)
-	if err != nil {
-		return nil, x, err
-	}
-	if r.Recomputed > 0 && m.Flags[disablePasses] == nil {
+	if err == nil && r.Recomputed > 0 && m.Flags[disablePasses] == nil {
 		again := *m
 		again.Flags = maps.Clone(m.Flags)
 		if again.Flags == nil {
 			again.Flags = map[string]any{}
 		}
 		again.Flags[disablePasses] = "rematerialization"
-		return c.report(ctx, &again, t)
+		if x, cached, err = c.compiled(&again, t, ahead != ""); err == nil {
+			r, err = newReport(x, &again, t)
+		}
+	}
+	if err != nil {
+		return nil, x, err
+	}
+	if ahead != "" {
+		c.cache.keep(ahead, programHead{x.signature, x.Seconds},
+			func() ([]byte, error) { return x.code, nil })
 	}
 	r.Engine, r.CuDNN, r.Cached = compilerEngine+" "+c.bundle.Version, c.cudnn, cached
 	r.settlePlans()
@@ -119,6 +133,10 @@ type compiled struct {
 	Seconds   float64 // compile time
 	Format    string  // of the optimized program
 	optimized []byte
+
+	// code and signature are for an engine that loads it; only a fresh compile has them.
+	code      []byte
+	signature pjrt.Signature
 }
 
 // describeExecutable reads what a report needs from an executable.
@@ -132,9 +150,10 @@ func describeExecutable(x *pjrt.Executable) (c compiled, err error) {
 }
 
 // compiled compiles a module, or finds it in the cache. The cache has XLA's optimized program, from
-// which every report is made anew: a change of the report's format needs no new compile.
-func (c *Compiler) compiled(m *program.Module, t machine.Cluster) (x compiled, cached bool,
-	err error) {
+// which every report is made anew: a change of the report's format needs no new compile. With fresh
+// the cache is not asked.
+func (c *Compiler) compiled(m *program.Module, t machine.Cluster, fresh bool) (x compiled,
+	cached bool, err error) {
 	if err := checkDumps(m.Flags); err != nil {
 		return x, false, err
 	}
@@ -147,7 +166,7 @@ func (c *Compiler) compiled(m *program.Module, t machine.Cluster) (x compiled, c
 		fmt.Append(nil, c.bundle.Driver), c.environ.Key(), // cuDNN asks libcuda while it plans
 		[]byte(t.ConfigText(c.bundle.CuDNN)), []byte(t.Topology()), []byte(m.Text), encoded)
 	kept := c.cache.unlessDumped(options.Flags, c.environ)
-	cached = kept.get(key, &x, func(code []byte) error {
+	cached = !fresh && kept.get(key, &x, func(code []byte) error {
 		x.optimized = code
 		return nil
 	})
@@ -172,11 +191,13 @@ func (c *Compiler) compiled(m *program.Module, t machine.Cluster) (x compiled, c
 	if x, err = describeExecutable(made); err != nil {
 		return x, false, err
 	}
-	code, err := made.Serialize()
+	if x.code, err = made.Serialize(); err == nil && fresh {
+		x.signature, err = made.Signature()
+	}
 	if err != nil {
 		return x, false, err
 	}
-	x.Seconds, x.Bytes = seconds, int64(len(code))
+	x.Seconds, x.Bytes = seconds, int64(len(x.code))
 	kept.keep(key, x, func() ([]byte, error) { return x.optimized, nil })
 	return x, false, nil
 }
@@ -222,8 +243,11 @@ func (c *Compiler) Close() {
 // options are the module's flags on top of what every program for the cluster's GPUs has and of
 // what a compile without a device needs.
 func (c *Compiler) options(m *program.Module, t machine.Cluster) pjrt.CompileOptions {
-	flags := gpuFlags(t.GPU.Arch, c.bundle.DataDir)
+	flags := gpuFlags(t.GPU.Arch, c.bundle.DataDir, c.environ)
 	maps.Copy(flags, devicelessFlags(c.cudnn != ""))
+	if c.ahead {
+		maps.Copy(flags, liveFlags())
+	}
 	maps.Copy(flags, m.Flags)
 	memory := m.MemoryBytes
 	if memory == 0 {

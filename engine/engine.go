@@ -4,12 +4,14 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
+	"errors"
 	"fmt"
 	"maps"
 	"os"
 	"runtime"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/deepwell/deepwell/diag"
@@ -25,7 +27,8 @@ import (
 type Options struct {
 	// Dir is the folder of installed engines; "" is the user's.
 	Dir string
-	// Devices is the number of CPU devices to make; 0 means 1. GPUs are all taken.
+	// Devices is the number of CPU devices to make; 0 means 1. Of GPUs it is how many are opened, the
+	// first that CUDA shows, and 0 means all: others, and their memory, are left alone.
 	Devices int
 	// Cache is the folder of caches. Compiled programs go to its subfolder "programs"; nothing else
 	// in it is touched. "" turns the compile cache off.
@@ -46,6 +49,9 @@ type Options struct {
 	// WithoutCuDNN makes a [Compiler] skip cuDNN's plans: cuDNN calls are compiled as names only,
 	// and reported memory lacks their workspace.
 	WithoutCuDNN bool
+	// Ahead makes a [Compiler] keep executables in the cache, and an engine on GPUs of that model use
+	// them where the cache has none of its own. Programs that call cuDNN are left out.
+	Ahead bool
 }
 
 // A Store is the key-value store through which the processes of one client find each other. Its
@@ -74,6 +80,9 @@ type Engine struct {
 	devices  map[int]*pjrt.Device // by global number; nil for devices of other processes
 	cache    cache
 	programs loadedPrograms
+	ahead    bool
+	store    Store // of the processes that share the client; nil for one
+	shipped  atomic.Int64
 	environ  *environ.Set
 	events   event.Sink
 }
@@ -99,7 +108,10 @@ func Open(ctx context.Context, name string, o Options) (*Engine, error) {
 	}
 	e := &Engine{name: name, bundle: bundle, version: bundle.Version, digest: bundle.Digest,
 		platform: platformOf(name), plugin: p, cache: newCache(o), environ: variables,
-		events: o.Events}
+		ahead: o.Ahead, events: o.Events}
+	if o.Nodes > 1 {
+		e.store = o.Store
+	}
 	if e.events == nil {
 		e.events = event.Discard
 	}
@@ -192,7 +204,7 @@ func platformOf(name string) string {
 }
 
 // clientOptions are the plugin's own options: CPU devices are virtual, any number of them; a GPU
-// client takes the GPUs it finds.
+// client takes the GPUs it finds unless it is given a list.
 func (e *Engine) clientOptions(o Options) []pjrt.Option {
 	if e.platform == "cpu" {
 		return []pjrt.Option{{Name: "cpu_device_count", Value: max(1, o.Devices)}}
@@ -203,6 +215,13 @@ func (e *Engine) clientOptions(o Options) []pjrt.Option {
 			pjrt.Option{Name: "num_nodes", Value: o.Nodes},
 			// A peer that dies must fail the collective, not hang it.
 			pjrt.Option{Name: "abort_collectives_on_failure", Value: true})
+	}
+	if o.Devices > 0 {
+		visible := make([]int64, o.Devices)
+		for i := range visible {
+			visible[i] = int64(i)
+		}
+		list = append(list, pjrt.Option{Name: "visible_devices", Value: visible})
 	}
 	if o.MemoryFraction > 0 {
 		list = append(list, pjrt.Option{Name: "memory_fraction", Value: o.MemoryFraction})
@@ -274,6 +293,23 @@ func (e *Engine) Extensions() []string {
 	return names
 }
 
+// Record starts the plugin's profiler, which a process can do once at a time; the function that it
+// returns stops it and gives a serialized XSpace (tsl/profiler/protobuf/xplane.proto). A plugin
+// without a profiler gives fs.ErrNotExist.
+func (e *Engine) Record() (stop func() ([]byte, error), err error) {
+	p, err := e.plugin.NewProfiler()
+	if err != nil {
+		return nil, err
+	}
+	if err := p.Start(); err != nil {
+		return nil, errors.Join(err, p.Close())
+	}
+	return func() ([]byte, error) {
+		space, err := p.Stop()
+		return space, errors.Join(err, p.Close())
+	}, nil
+}
+
 // A Process is the state of one of the processes that share a client ([Options].Nodes).
 type Process struct {
 	Node        int    // as in its Options
@@ -284,7 +320,7 @@ type Process struct {
 }
 
 // UpdateProcesses tells the client which processes are alive. Collectives with a process that is
-// not fail instead of waiting for it.
+// not fail instead of waiting for it. The first call must come before the first run.
 func (e *Engine) UpdateProcesses(list []Process) error {
 	return e.client.UpdateProcesses(lists.Map(list, func(p Process) pjrt.ProcessInfo {
 		info := pjrt.ProcessInfo{Task: p.Node, Incarnation: p.Incarnation,

@@ -38,6 +38,8 @@ type programHead struct {
 // Compile compiles a module for the devices it names. In this order it takes the program from what
 // the engine has loaded, from the cache on disk, or from XLA. The key covers the text, the compile
 // options, the engine's files, the host's processor and every environment variable that XLA reads.
+// Where several processes share the client and the module, the one with its first device compiles,
+// and the others get the program from it.
 //
 // Shapes, donation and number of arguments must be the same in the description and in the text.
 // A module without a description (Args and Results are nil) gets one from the compiled program.
@@ -48,7 +50,7 @@ func (e *Engine) Compile(ctx context.Context, m *program.Module) (*Executable, e
 	if err := m.Validate(); err != nil {
 		return nil, err
 	}
-	return e.compile(m, []byte(m.Text), e.options(m))
+	return e.compile(ctx, m, []byte(m.Text), e.options(m))
 }
 
 // CompileHLO compiles a serialized xla.HloModuleProto for the devices of a module, whose arguments
@@ -70,13 +72,13 @@ func (e *Engine) CompileHLO(ctx context.Context, m *program.Module, code []byte)
 	flags := map[string]any{}
 	maps.Copy(flags, m.Flags)
 	flags["xla_allow_excess_precision"] = false
-	return e.compile(m, code, pjrt.CompileOptions{Devices: m.Devices, DeviceMemory: m.MemoryBytes,
+	return e.compile(ctx, m, code, pjrt.CompileOptions{Devices: m.Devices, DeviceMemory: m.MemoryBytes,
 		Flags: flags, HLO: true})
 }
 
 // compile compiles the code of a module, whose description is consistent.
-func (e *Engine) compile(m *program.Module, code []byte, options pjrt.CompileOptions) (*Executable,
-	error) {
+func (e *Engine) compile(ctx context.Context, m *program.Module, code []byte,
+	options pjrt.CompileOptions) (*Executable, error) {
 	for _, id := range m.Devices {
 		if _, err := e.device(id); err != nil && !e.remote(id) {
 			return nil, err
@@ -89,30 +91,22 @@ func (e *Engine) compile(m *program.Module, code []byte, options pjrt.CompileOpt
 	if err != nil {
 		return nil, err
 	}
-	key := cas.Key(slices.Concat([][]byte{[]byte(cacheVersion), []byte(e.digest), e.hostKey(),
-		e.environ.Key(), code, encoded}, form(options))...)
+	b := build{m: m, code: code, options: options,
+		key: cas.Key(slices.Concat([][]byte{[]byte(cacheVersion), []byte(e.digest), e.hostKey(),
+			e.environ.Key(), code, encoded}, form(options))...)}
 	start := time.Now()
 	var loaded *shared
 	if !dumps(options.Flags, e.environ) { // a program that is loaded already writes no files
-		loaded = e.programs.take(key)
+		loaded = e.programs.take(b.key)
 	}
-	cached := true
+	cached, from := true, ""
 	if loaded == nil {
-		var head programHead
-		var one *pjrt.Loaded
-		kept := e.cache.unlessDumped(options.Flags, e.environ)
-		cached = kept.get(key, &head, func(code []byte) (err error) {
-			one, err = e.client.Load(code, options, head.Signature)
-			return err
-		})
-		if !cached {
-			if one, err = e.compileAsPlanned(code, options); err != nil {
-				return nil, err
-			}
-			head = programHead{one.Signature(), time.Since(start).Seconds()}
-			kept.keep(key, head, one.Serialize)
+		p, err := e.obtain(ctx, b)
+		if err != nil {
+			return nil, err
 		}
-		loaded = e.programs.put(key, one, head.Seconds)
+		cached, from, start = p.cached, p.from, start.Add(p.waited)
+		loaded = e.programs.put(b.key, p.Loaded, p.head.Seconds)
 	}
 	x := &Executable{engine: e, module: *m, loaded: loaded, cached: cached}
 	if err := x.check(); err != nil {
@@ -120,7 +114,7 @@ func (e *Engine) compile(m *program.Module, code []byte, options pjrt.CompileOpt
 		return nil, err
 	}
 	e.events.Emit(event.Compiled{Module: m.Name, Target: e.platform, Devices: len(m.Devices),
-		Seconds: time.Since(start).Seconds(), Cached: cached})
+		Seconds: time.Since(start).Seconds(), Cached: cached, From: from})
 	return x, nil
 }
 

@@ -4,6 +4,7 @@ import (
 	"maps"
 	"strings"
 
+	"github.com/deepwell/deepwell/internal/environ"
 	"github.com/deepwell/deepwell/internal/pjrt"
 	"github.com/deepwell/deepwell/program"
 )
@@ -12,7 +13,9 @@ import (
 // or without a device: what runs is what was planned and priced. They are the set that hid most
 // communication behind compute when it was measured on a 405B step
 // (docs/decisions/0009-compile-options.md).
-func gpuFlags(arch, dataDir string) map[string]any {
+//
+// What the user allowed in XLA_FLAGS is left out: options of a compile would win over it.
+func gpuFlags(arch, dataDir string, variables *environ.Set) map[string]any {
 	flags := map[string]any{
 		"xla_gpu_cuda_data_dir": dataDir,
 		// Autotuning would time kernels on this host and choose by noise: other code, and so other
@@ -34,10 +37,14 @@ func gpuFlags(arch, dataDir string) map[string]any {
 		// XLA turns the scheduler on by itself only where its cost model knows the architecture.
 		flags["xla_gpu_enable_latency_hiding_scheduler"] = true
 	}
+	maps.DeleteFunc(flags, func(name string, _ any) bool {
+		return strings.Contains(variables.Recorded()["XLA_FLAGS"], name+"=")
+	})
 	return flags
 }
 
-// devicelessFlags are what only a compile without a device needs; a live program has none of them.
+// devicelessFlags are what only a compile without a device needs; a program that was compiled live
+// has none of them.
 func devicelessFlags(cudnn bool) map[string]any {
 	flags := map[string]any{
 		// CUB asks the CUDA runtime how much scratch a sort needs, which fails without a device.
@@ -49,17 +56,26 @@ func devicelessFlags(cudnn bool) map[string]any {
 	return flags
 }
 
+// liveFlags are what only a program that runs needs. By default XLA ends the process when devices
+// of a run have not met for 40 s: the communicators of thousands of GPUs take longer than that, and
+// so may a late process. Heartbeats and the watchdog find who is gone or stuck, and say who it is.
+func liveFlags() map[string]any {
+	return map[string]any{
+		"xla_gpu_executable_warn_stuck_timeout_seconds":            60,
+		"xla_gpu_executable_terminate_timeout_seconds":             3600,
+		"xla_gpu_first_collective_call_warn_stuck_timeout_seconds": 60,
+		"xla_gpu_first_collective_call_terminate_timeout_seconds":  3600,
+	}
+}
+
 // options are the module's flags on top of what every program for this engine's devices has.
 func (e *Engine) options(m *program.Module) pjrt.CompileOptions {
 	o := pjrt.CompileOptions{Devices: m.Devices, DeviceMemory: m.MemoryBytes, Flags: m.Flags}
 	if e.platform != "cuda" {
 		return o
 	}
-	o.Flags = gpuFlags(e.Arch(), e.bundle.DataDir)
-	// What the user allowed in XLA_FLAGS counts: options of a compile would win over it.
-	maps.DeleteFunc(o.Flags, func(name string, _ any) bool {
-		return strings.Contains(e.environ.Recorded()["XLA_FLAGS"], name+"=")
-	})
+	o.Flags = gpuFlags(e.Arch(), e.bundle.DataDir, e.environ)
+	maps.Copy(o.Flags, liveFlags())
 	maps.Copy(o.Flags, m.Flags)
 	if o.DeviceMemory == 0 {
 		o.DeviceMemory = e.deviceMemory()
@@ -91,6 +107,17 @@ func (e *Engine) Capacity() (least int64) {
 		}
 	}
 	return least
+}
+
+// Pool is what XLA's own allocator counts on the GPU with the highest peak, in bytes: what is in
+// use, the most that was, and its limit. All are 0 for CPU devices, for which XLA counts nothing.
+func (e *Engine) Pool() (inUse, peak, limit int64) {
+	for _, d := range e.client.Local() {
+		if s, err := d.MemoryStats(); err == nil && s.Peak > peak {
+			inUse, peak, limit = s.InUse, s.Peak, s.Limit
+		}
+	}
+	return inUse, peak, limit
 }
 
 // deviceMemory is the smallest memory of a GPU of this process, in bytes; 0 where the plugin does

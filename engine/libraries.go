@@ -1,8 +1,11 @@
 package engine
 
 import (
+	"cmp"
 	"context"
 	"errors"
+	"fmt"
+	"maps"
 
 	"github.com/deepwell/deepwell/diag"
 	"github.com/deepwell/deepwell/internal/pjrt"
@@ -40,14 +43,12 @@ func loadToRun(ctx context.Context, name, dir string) (*pjrt.Plugin, *plugin.Bun
 	return p, bundle, findLibraries(bundle)
 }
 
+const cuDNN = "libcudnn.so.9"
+
 // CheckCuDNN returns an error if cuDNN does not open on the GPUs of this process: programs with its
 // calls would be compiled, and fail as they run.
 func (e *Engine) CheckCuDNN() error {
-	const soname = "libcudnn.so.9"
-	path := e.bundle.Library(soname)
-	if path == "" {
-		path = soname
-	}
+	path := cmp.Or(e.bundle.Library(cuDNN), cuDNN)
 	err := pjrt.OpenCuDNN(path)
 	if err == nil {
 		return nil
@@ -76,4 +77,43 @@ func findLibraries(bundle *plugin.Bundle) error {
 		return e.Try("deepwell engine install %s", runEngine)
 	}
 	return nil
+}
+
+// versions are the libraries whose version is asked for: how, and how the number is written.
+var versions = []struct {
+	name, soname, function string
+	stores                 bool // the function stores the number where its argument points
+	major, minor           int  // divisors
+}{
+	{"cuda_runtime", "libcudart.so.13", "cudaRuntimeGetVersion", true, 1000, 10},
+	{"cublas_lt", "libcublasLt.so.13", "cublasLtGetVersion", false, 10000, 100},
+	{"cudnn", cuDNN, "cudnnGetVersion", false, 10000, 100},
+	{"nccl", "libnccl.so.2", "ncclGetVersion", true, 10000, 100},
+}
+
+// Versions are the versions of what runs programs on GPUs, for reports: of the plugin, of PJRT, and
+// of libraries. What cannot be asked is not there.
+func (e *Engine) Versions() map[string]string {
+	major, minor := e.plugin.Version()
+	list := map[string]string{"plugin": e.version, "pjrt": fmt.Sprintf("%d.%d", major, minor)}
+	for _, v := range versions {
+		n, err := pjrt.Version(cmp.Or(e.bundle.Library(v.soname), v.soname), v.function, v.stores)
+		if err == nil {
+			list[v.name] = fmt.Sprintf("%d.%d.%d", n/v.major, n%v.major/v.minor, n%v.minor)
+		}
+	}
+	return list
+}
+
+// Flags are the flags of every program for this engine's GPUs, without folders, and variables that
+// may change numbers.
+func (e *Engine) Flags() map[string]string {
+	list := map[string]string{}
+	for name, value := range gpuFlags(e.Arch(), "", e.environ) {
+		if name != "xla_gpu_cuda_data_dir" {
+			list[name] = fmt.Sprint(value)
+		}
+	}
+	maps.Copy(list, e.environ.Recorded())
+	return list
 }

@@ -11,6 +11,7 @@ import (
 	"github.com/deepwell/deepwell/event"
 	"github.com/deepwell/deepwell/hlo"
 	"github.com/deepwell/deepwell/internal/human"
+	"github.com/deepwell/deepwell/internal/lists"
 )
 
 // reportVersion is the version of the JSON form; it grows with incompatible changes.
@@ -186,7 +187,7 @@ func (r *Report) census() []string {
 		sums[at].count += c.Count
 		sums[at].bytes += c.Count * c.Bytes()
 	}
-	slices.SortStableFunc(sums, func(a, b sum) int { return cmp.Compare(b.bytes, a.bytes) })
+	lists.Sort(sums, func(a, b sum) int { return cmp.Compare(b.bytes, a.bytes) })
 	var lines []string
 	for _, s := range sums {
 		how := "synchronous"

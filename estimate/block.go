@@ -224,9 +224,10 @@ func (b *builder) scores(windowed bool, heads, score, value float64) {
 	seen := ir.MeanKeys(float64(b.c.seq), window)
 	switch shard := float64(b.c.seq) / float64(b.c.context); {
 	case b.c.context == 1 || b.e.options.Ulysses:
-	case kernel == kernels.CuDNN:
-		// An unbalanced ring (lower/gpu): each rank computes its own chunk under the causal mask and all
-		// other chunks in full, whether its queries see them or not.
+	case kernel == kernels.CuDNN && !b.c.balance:
+		// A ring in the order of the sequence (lower/stablehlo): each rank computes its own chunk under
+		// the causal mask and all other chunks in full, whether its queries see them or not. A zigzag
+		// ring computes what is seen.
 		seen = ir.MeanKeys(shard, shard) + float64(b.c.seq) - shard
 	case kernel == "" && !b.c.balance:
 		seen = lastKeys(float64(b.c.seq), window, shard)
@@ -321,10 +322,9 @@ func (b *builder) contextEnds(out, keys float64) {
 		hide = max(hide, 0.8)
 	}
 	if b.c.ring && b.e.profile.Name == price.Own {
-		// Each chunk's contribution to results, and to gradients of Q, K and V, is read and accumulated
-		// in f32 (lower/gpu).
-		joins := 10 * tokens * float64(b.c.context-1)
-		b.stream(joins*out, joins*(out+keys))
+		joins := tokens * float64(b.c.context-1)
+		forward, backward := b.c.joinBytes()
+		b.stream(forward*joins*out, backward*joins*(out+keys))
 	}
 	b.forward.context += max((1-hide)*gather, gather-b.forward.attention)
 	back := gather + reduce

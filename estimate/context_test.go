@@ -17,9 +17,9 @@ func attentionOf(t *testing.T, profile string, cp plan.CP) float64 {
 	return mustPrice(t, estimator(t, "llama3.1-70b", p.Cluster, profile), p).Parts.Attention
 }
 
-// Context-parallel plans of our own stack are priced as they compile: gathered or balanced
-// attention writes its scores; a ring in sequence order calls cuDNN with every chunk in full, so
-// that each device does the work of the last one.
+// Context-parallel plans of our own stack are priced as they compile: gathered attention writes its
+// scores; a ring in sequence order calls cuDNN with every chunk in full, so that each device does
+// the work of the last one; a zigzag ring calls it with what is seen.
 func TestContextParallelIsPricedAsItCompiles(t *testing.T) {
 	whole := attentionOf(t, "deepwell", plan.CP{Size: 1, Kind: "gather"})
 	for _, balance := range []bool{false, true} {
@@ -31,8 +31,9 @@ func TestContextParallelIsPricedAsItCompiles(t *testing.T) {
 	if got, want := ring/whole, 15.0/8; math.Abs(got/want-1) > 0.01 {
 		t.Errorf("a ring has %.3f times the attention of whole sequences, want %.3f", got, want)
 	}
-	if got := attentionOf(t, "deepwell", plan.CP{Size: 8, Kind: "ring", Balance: true}); got < 1.5*ring {
-		t.Errorf("a balanced ring, which writes its scores, takes %.3g s, one that does not %.3g s", got, ring)
+	zigzag := attentionOf(t, "deepwell", plan.CP{Size: 8, Kind: "ring", Balance: true})
+	if got := zigzag / whole; math.Abs(got-1) > 0.01 {
+		t.Errorf("a zigzag ring has %.3f times the attention of whole sequences", got)
 	}
 }
 

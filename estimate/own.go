@@ -186,11 +186,10 @@ func (b *pricer) attends(item *cost.Item, into *phase) {
 	}
 	b.dropped += part * one.dropped
 	if b.c.ring && b.c.context > 1 {
-		// Each chunk's contribution to results, and to gradients of Q, K and V, is read and accumulated
-		// in f32 (lower/gpu).
-		joins := 10 * part * b.c.tokens() * float64(b.c.context-1)
+		joins := part * b.c.tokens() * float64(b.c.context-1) * float64(item.K)
 		keys := float64(item.Op.In[1].Type.Size(ir.KVHeads)) * 2
-		b.stream(joins*heads*float64(item.K), joins*(heads+keys)*float64(item.K))
+		forward, backward := b.c.joinBytes()
+		b.stream(forward*joins*heads, backward*joins*(heads+keys))
 	}
 }
 

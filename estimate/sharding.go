@@ -175,3 +175,14 @@ func (c *sharding) expertGroup() price.Group {
 	return price.Group{Size: c.expert, Stride: c.expertAt}
 }
 func (c *sharding) fsdpGroup() price.Group { return price.Group{Size: c.fsdp, Stride: c.fsdpAt} }
+
+// joinBytes is the memory traffic of a ring in bytes for each element that a move adds: to results,
+// and to gradients of Q, K and V. Sums are f32, what comes is bf16: 4 + 2 read, 4 written. A zigzag
+// ring selects the half of the results that the move was for, 4 + 4 read and 4 written once more,
+// and the halves of Q, K and V that it reads.
+func (c *sharding) joinBytes() (forward, backward float64) {
+	if c.balance {
+		return 22, 16
+	}
+	return 10, 10
+}

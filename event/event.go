@@ -66,6 +66,9 @@ type Compiled struct {
 	Devices int     `json:"devices"`
 	Seconds float64 `json:"seconds"`
 	Cached  bool    `json:"cached"`
+	// From is who compiled it, if it was neither this process nor one before it: "process 0" of the
+	// run, or "a compile ahead".
+	From string `json:"from,omitempty"`
 }
 
 // Checked is the outcome of one check of doctor.
@@ -98,6 +101,7 @@ var kinds = map[string]reflect.Type{
 	"saved":     reflect.TypeFor[Saved](),
 	"resumed":   reflect.TypeFor[Resumed](),
 	"profiled":  reflect.TypeFor[Profiled](),
+	"memory":    reflect.TypeFor[Memory](),
 	"weights":   reflect.TypeFor[Weights](),
 	"stalled":   reflect.TypeFor[Stalled](),
 }
@@ -157,6 +161,9 @@ func (c Compiled) Line() string {
 	how := fmt.Sprintf("in %.2f s", c.Seconds)
 	if c.Cached {
 		how = "from the cache"
+	}
+	if c.From != "" {
+		how = fmt.Sprintf("by %s, loaded in %.2f s", c.From, c.Seconds)
 	}
 	return fmt.Sprintf("compiled %s for %d x %s %s", c.Module, c.Devices, c.Target, how)
 }

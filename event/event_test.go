@@ -25,7 +25,7 @@ var samples = []Event{
 	Note{"peak excludes cuDNN workspace"},
 	Warning{"DW2204", "the compile cache is not writable", "set DEEPWELL_CACHE"},
 	Installed{"cpu", 259284552, "0123456789abcdef"},
-	Compiled{"step", "b200", 8, 0.59, false},
+	Compiled{"step", "b200", 8, 0.59, false, ""},
 	Checked{"collectives", true, "8 devices, 5 kinds", ""},
 	Step{Step: 1240, Steps: 50000, Loss: 2.317, GradNorm: 0.41, Rate: 3e-4, Tokens: 5 << 20, TokensPerSecond: 4010,
 		Seconds: 16.2, MemoryBytes: 134 << 30, MFU: 0.41, ETASeconds: 9*86400 + 4*3600},
@@ -35,7 +35,8 @@ var samples = []Event{
 	Rejected{1241, "the gradient is not finite", "run/replay/1241", 9.5, Figure(math.Inf(1))},
 	Saved{1000, "run/step-1000", 3 << 30, 12.34},
 	Resumed{1000, "run/step-1000"},
-	Profiled{"run/trace.json"},
+	Memory{PlannedBytes: 140 << 30, InUseBytes: 67 << 30, PeakBytes: 139 << 30, PoolBytes: 169 << 30},
+	Profiled{Path: "run/trace.json"},
 	Weights{From: FromFiles, Path: "./shard", Tensors: 26, DType: "bf16", Bytes: 723200, Seed: 3},
 	Stalled{41, "step", 61, 60, "the engine, program update", "run/stall.txt"},
 }

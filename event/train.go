@@ -97,9 +97,20 @@ const (
 	FromCheckpoint = "checkpoint"
 )
 
+// Memory says at the end of a run what was planned of a GPU's memory, and what XLA's allocator
+// counted on the GPU with the highest peak: in use, at most, and its limit.
+type Memory struct {
+	PlannedBytes int64 `json:"planned_bytes"`
+	InUseBytes   int64 `json:"in_use_bytes"`
+	PeakBytes    int64 `json:"peak_bytes"`
+	PoolBytes    int64 `json:"pool_bytes"`
+}
+
 // Profiled says that a trace was written.
 type Profiled struct {
 	Path string `json:"path"`
+	// HostOnly is why there are no lanes of devices; "" if there are.
+	HostOnly string `json:"host_only,omitempty"`
 }
 
 // Line implements Event.
@@ -148,8 +159,18 @@ func (r Resumed) Line() string {
 }
 
 // Line implements Event.
+func (m Memory) Line() string {
+	return fmt.Sprintf("memory of a GPU: %s planned, %s at XLA's peak of a pool of %s, %s in use",
+		Size(m.PlannedBytes), Size(m.PeakBytes), Size(m.PoolBytes), Size(m.InUseBytes))
+}
+
+// Line implements Event.
 func (p Profiled) Line() string {
-	return fmt.Sprintf("profile %s  open it at ui.perfetto.dev", p.Path)
+	line := fmt.Sprintf("profile %s  open it at ui.perfetto.dev", p.Path)
+	if p.HostOnly != "" {
+		line += "  (only the host: " + p.HostOnly + ")"
+	}
+	return line
 }
 
 // text is the line of a step, with the newest validation if there is one. Every figure has a

@@ -31,7 +31,7 @@ func TestLines(t *testing.T) {
 		{Weights{From: FromFiles, Path: "./shard", Tensors: 1026, DType: "bf16"}, "weights: ./shard, 1,026 tensors bf16"},
 		{Weights{From: FromRandom, Seed: 7}, "weights: random, seed 7"},
 		{Weights{From: FromCheckpoint, Path: "run/checkpoints", Step: 500}, "weights: run/checkpoints, step 500"},
-		{Profiled{"run/trace.json"}, "profile run/trace.json  open it at ui.perfetto.dev"},
+		{Profiled{Path: "run/trace.json"}, "profile run/trace.json  open it at ui.perfetto.dev"},
 	} {
 		if got := c.e.Line(); got != c.want {
 			t.Errorf("got  %q\nwant %q", got, c.want)

@@ -4,7 +4,6 @@ import (
 	"cmp"
 	"encoding/json"
 	"fmt"
-	"slices"
 
 	"google.golang.org/protobuf/encoding/protowire"
 
@@ -352,7 +351,7 @@ func parseConfig(text []byte) backendConfig {
 // params gives the parameters of a computation in the order of their numbers.
 func (c *computation) params() ([]*instruction, error) {
 	list := lists.Filter(c.list, func(i *instruction) bool { return i.opcode == "parameter" })
-	slices.SortStableFunc(list, func(a, b *instruction) int { return cmp.Compare(a.param, b.param) })
+	lists.Sort(list, func(a, b *instruction) int { return cmp.Compare(a.param, b.param) })
 	for n, i := range list {
 		if i.param != int64(n) {
 			return nil, fmt.Errorf("parameter %d of computation %q is missing", n, c.name)

@@ -130,7 +130,7 @@ func attrs(m map[string]any) Attrs {
 		}
 		list = append(list, Attr{k, v})
 	}
-	slices.SortFunc(list, func(a, b Attr) int { return strings.Compare(a.Key, b.Key) })
+	lists.Sort(list, func(a, b Attr) int { return strings.Compare(a.Key, b.Key) })
 	return list
 }
 

@@ -61,7 +61,7 @@ func (p Placement) With(axis, how string) Placement {
 	if how != "" {
 		q = append(q, AxisSharding{axis, how})
 	}
-	slices.SortFunc(q, func(a, b AxisSharding) int { return strings.Compare(a.Axis, b.Axis) })
+	lists.Sort(q, func(a, b AxisSharding) int { return strings.Compare(a.Axis, b.Axis) })
 	return q
 }
 

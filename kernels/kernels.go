@@ -130,7 +130,7 @@ func (s *Selector) againstCuDNN(a Attention) string {
 		return fmt.Sprintf("cuDNN wants a head of at most 256 in steps of 8, not %d", a.Head)
 	case a.Documents:
 		return "cuDNN's call has no document mask"
-	case a.Part && (!a.Ring || a.Balanced):
+	case a.Part && !a.Ring:
 		return "cuDNN's call takes all queries of a sequence, not one device's shard"
 	case a.Capped:
 		return "cuDNN's call has no soft cap"

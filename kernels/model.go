@@ -51,9 +51,11 @@ func (s *Selector) Types(precision dtype.DType) (elem, gemm dtype.DType) {
 	return precision, precision
 }
 
-// Documents says whether documents packed into one sequence are masked from each other, and why.
-func (s *Selector) Documents() (bool, string) {
-	if s.arch == "cpu" {
+// Documents says whether documents packed into one sequence are masked from each other, and why. So
+// they are wherever attention is never cuDNN's: on a CPU, in f32, and if a plan asks for plain
+// attention.
+func (s *Selector) Documents(precision dtype.DType, plain bool) (bool, string) {
+	if s.arch == "cpu" || plain || precision == dtype.F32 {
 		return true, "attention compares the numbers of documents"
 	}
 	return false, "no document mask on GPUs: documents packed into one sequence attend to one " +

@@ -1,3 +1,3 @@
-// Package launch turns a run and its plan's hosts into what a cluster's scheduler takes: a batch
-// script for Slurm, a JobSet for Kubernetes.
+// Package launch turns a run and its plan's hosts into processes: started here, or written as what
+// a cluster's scheduler takes, a batch script for Slurm or a JobSet for Kubernetes.
 package launch

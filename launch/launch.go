@@ -1,6 +1,7 @@
 package launch
 
 import (
+	"cmp"
 	_ "embed"
 	"regexp"
 	"slices"
@@ -19,11 +20,11 @@ type Run struct {
 	Set      []string
 	Plan     string
 	Key      string // file of the secret that all processes share
-	Port     int
+	Port     int    // 0 is 7000
 	Folder   string // file system that all hosts share: recipe, plan, data, run folder (JobSet)
 	Image    string // of the container (JobSet)
 	Volume   string // claim of Folder (JobSet)
-	Restarts int    // after which a JobSet fails
+	Restarts int    // after which the run fails
 }
 
 //go:embed slurm.sh.tmpl
@@ -49,6 +50,9 @@ var schedulers = map[string]struct {
 	}},
 }
 
+// defaultPort is where processes listen, one on each host.
+const defaultPort = 7000
+
 // word is what may stand in a script without quotes.
 var word = regexp.MustCompile(`^[A-Za-z0-9._/=,:@+-]+$`)
 
@@ -57,7 +61,7 @@ func Script(scheduler string, r Run) (string, error) {
 	s, ok := schedulers[scheduler]
 	if !ok {
 		return "", diag.New(diag.BadUsage, "there is no scheduler %q", scheduler).At("--to").
-			Try("--to slurm, or --to jobset")
+			Try("--to local, --to slurm, or --to jobset")
 	}
 	if flag := s.needs(r); flag != "" {
 		return "", diag.New(diag.BadUsage, "a %s needs %s", scheduler, flag).
@@ -70,13 +74,29 @@ func Script(scheduler string, r Run) (string, error) {
 				Try("use letters, digits and . _ / = , : @ + -")
 		}
 	}
-	r.Name = dnsName(r.Name)
+	r.Name, r.Port = dnsName(r.Name), cmp.Or(r.Port, defaultPort)
+	again, final := statuses()
 	// A package of templates would keep every method of every type in the binary: 3 MB.
 	return strings.NewReplacer("{{.Name}}", r.Name, "{{.Hosts}}", strconv.Itoa(r.Hosts),
 		"{{.Last}}", strconv.Itoa(r.Hosts-1), "{{.GPUs}}", strconv.Itoa(r.GPUs),
 		"{{.Port}}", strconv.Itoa(r.Port), "{{.Restarts}}", strconv.Itoa(r.Restarts),
 		"{{.Recipe}}", r.Recipe, "{{.Plan}}", r.Plan, "{{.Key}}", r.Key, "{{.Image}}", r.Image,
-		"{{.Volume}}", r.Volume, "{{.Folder}}", r.Folder, "{{.Set}}", sets(r.Set)).Replace(s.text), nil
+		"{{.Volume}}", r.Volume, "{{.Folder}}", r.Folder, "{{.Set}}", sets(r.Set),
+		"{{.Again}}", again, "{{.Final}}", final).Replace(s.text), nil
+}
+
+// statuses lists the exit statuses after which a run is started again, and those after which it is
+// not.
+func statuses() (again, final string) {
+	var lists [2][]string
+	for c := diag.Failed; c <= diag.Stalled; c++ {
+		which := 1
+		if c.Restart() {
+			which = 0
+		}
+		lists[which] = append(lists[which], strconv.Itoa(int(c)))
+	}
+	return strings.Join(lists[0], " | "), strings.Join(lists[1], ", ")
 }
 
 // sets are the flags of keys that a run overrides.
@@ -95,6 +115,9 @@ var unnamed = regexp.MustCompile(`[^a-z0-9-]+`)
 
 // dnsName is a name as Kubernetes takes it; Slurm takes it, too.
 func dnsName(name string) string {
-	name = unnamed.ReplaceAllString(strings.ToLower(name), "-")
+	name = strings.Trim(unnamed.ReplaceAllString(strings.ToLower(name), "-"), "-")
+	if name == "" || name[0] < 'a' || name[0] > 'z' { // RFC 1035: a letter first
+		name = "run-" + name
+	}
 	return strings.Trim(name[:min(len(name), maxName)], "-")
 }

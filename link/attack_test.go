@@ -1,6 +1,7 @@
 package link_test
 
 import (
+	"bytes"
 	"context"
 	"crypto/ed25519"
 	"crypto/hkdf"
@@ -16,6 +17,7 @@ import (
 	"runtime"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -53,7 +55,7 @@ func wireBeat(number, step uint64) []byte {
 	for _, x := range []uint64{step, 1 << 63, 1 << 62} {
 		body = binary.LittleEndian.AppendUint64(body, x)
 	}
-	return wire(2, 5, attacked, append(body, 1, 0, 'x', 0, 0))
+	return wire(3, 5, attacked, append(body, 1, 0, 'x', 0, 0, 255, 255, 255, 255, 0, 0))
 }
 
 // controlHello is the hello of a control connection from one process to another.
@@ -62,7 +64,7 @@ func controlHello(from, to uint32) []byte {
 	for _, x := range []uint32{from, to, from, to} {
 		body = binary.LittleEndian.AppendUint32(body, x)
 	}
-	return wire(2, 1, attacked, body)
+	return wire(3, 1, attacked, body)
 }
 
 // An attack does something to a hub, and gives all that the hub said in return.
@@ -80,16 +82,30 @@ func says(b []byte) func(*testing.T, net.Conn) {
 var attacks = []attack{
 	{name: "garbage", do: says([]byte(strings.Repeat("garbage\x00\xff", 500)))},
 	{name: "HTTP", do: says([]byte("GET / HTTP/1.1\r\nHost: x\r\n\r\n"))},
-	{name: "plain hello to a TLS port", do: says(wire(2, 1, attacked, wireHello(0, 1, 0)))},
+	{name: "plain hello to a TLS port", do: says(wire(3, 1, attacked, wireHello(0, 1, 0)))},
 	{name: "TLS with another key", do: func(t *testing.T, c net.Conn) {
 		tc := tls.Client(c, clientOf(cert(t, []byte("another secret of some 32 bytes!"))))
 		_ = tc.HandshakeContext(t.Context())
-		_, _ = tc.Write(wire(2, 1, attacked, wireHello(0, 7, 0)))
+		_, _ = tc.Write(wire(3, 1, attacked, wireHello(0, 7, 0)))
+	}, answer: "\x15"},
+	{name: "the run's certificate, signed with another key", do: func(t *testing.T, c net.Conn) {
+		stolen := cert(t, secret) // it is no secret: a listener shows it to everybody
+		stolen.PrivateKey = cert(t, []byte("another secret of some 32 bytes!")).PrivateKey
+		tc := tls.Client(c, clientOf(stolen))
+		_ = tc.HandshakeContext(t.Context())
+		_, _ = tc.Write(controlHello(9, 0))
+	}, answer: "\x15"},
+	{name: "two certificates", do: func(t *testing.T, c net.Conn) {
+		two := cert(t, secret)
+		two.Certificate = append(two.Certificate, two.Certificate[0])
+		tc := tls.Client(c, clientOf(two))
+		_ = tc.HandshakeContext(t.Context())
+		_, _ = tc.Write(controlHello(9, 0))
 	}, answer: "\x15"},
 	{name: "TLS without a certificate", do: func(t *testing.T, c net.Conn) {
 		tc := tls.Client(c, clientOf())
 		_ = tc.HandshakeContext(t.Context())
-		_, _ = tc.Write(wire(2, 1, attacked, wireHello(0, 7, 0)))
+		_, _ = tc.Write(wire(3, 1, attacked, wireHello(0, 7, 0)))
 	}, answer: "\x15"},
 	{name: "TLS 1.2", do: func(t *testing.T, c net.Conn) {
 		config := clientOf(cert(t, secret))
@@ -112,20 +128,21 @@ var attacks = []attack{
 		_ = c.(*net.TCPConn).SetLinger(0)
 		_ = c.Close()
 	}},
-	{name: "another epoch", key: true, do: says(wire(2, 1, 99, wireHello(0, 1, 0))), answer: "different runs"},
+	{name: "another epoch", key: true, do: says(wire(3, 1, 99, wireHello(0, 1, 0))), answer: "different runs"},
 	{name: "another version", key: true, do: says(wire(1, 1, attacked, wireHello(0, 1, 0))), answer: "version"},
 	{name: "another process is meant", key: true, do: says(controlHello(1, 2)), answer: "not 2"},
 	{name: "a claim that is taken", key: true, do: says(controlHello(1, 0)), answer: "already"},
-	{name: "a link that is taken", key: true, do: says(wire(2, 1, attacked, wireHello(0, 1, 0))), answer: "already"},
+	{name: "a link that is taken", key: true, do: says(wire(3, 1, attacked, wireHello(0, 1, 0))), answer: "already"},
 	{name: "a hello twice", key: true, do: says(append(controlHello(1, 0), controlHello(1, 0)...)), answer: "already"},
 	{name: "self-connection", key: true, do: says(controlHello(0, 1)), answer: "not 1"},
-	{name: "bye before hello", key: true, do: says(wire(2, 4, attacked, nil))},
+	{name: "bye before hello", key: true, do: says(wire(3, 4, attacked, nil))},
 	{name: "heartbeat before hello", key: true, do: says(wireBeat(1, 1))},
 	{name: "array before hello", key: true, do: says(wireArray("x"))},
-	{name: "unknown kind", key: true, do: says(wire(2, 77, attacked, nil))},
-	{name: "unknown way", key: true, do: says(wire(2, 1, attacked, wireHello(9, 1, 0)))},
-	{name: "huge frame", key: true, do: says(append(wire(2, 1, attacked, nil)[:16], 0xff, 0xff, 0xff, 0x7f))},
-	{name: "truncated frame", key: true, do: says(wire(2, 1, attacked, wireHello(0, 1, 0))[:30])},
+	{name: "unknown kind", key: true, do: says(wire(3, 77, attacked, nil))},
+	{name: "unknown way", key: true, do: says(wire(3, 1, attacked, wireHello(9, 1, 0)))},
+	{name: "huge frame", key: true, do: says(append(wire(3, 1, attacked, nil)[:16], 0xff, 0xff, 0xff, 0x7f))},
+	{name: "a frame of 4 GiB", key: true, do: says(append(wire(3, 1, attacked, nil)[:16], 0xff, 0xff, 0xff, 0xff))},
+	{name: "truncated frame", key: true, do: says(wire(3, 1, attacked, wireHello(0, 1, 0))[:30])},
 	{name: "flipped byte", key: true, do: func(t *testing.T, c net.Conn) {
 		b := controlHello(9, 0)
 		b[25] ^= 4
@@ -230,9 +247,9 @@ func TestAttacksAreRefused(t *testing.T) {
 func TestTheEpochDoesNotLeak(t *testing.T) {
 	p := join(t, nil, 20*time.Second)
 	for name, b := range map[string][]byte{
-		"another epoch":   wire(2, 1, 99, wireHello(0, 1, 0)),
+		"another epoch":   wire(3, 1, 99, wireHello(0, 1, 0)),
 		"another version": wire(1, 1, 99, wireHello(0, 1, 0)),
-		"no hello":        wire(2, 4, attacked, nil),
+		"no hello":        wire(3, 4, attacked, nil),
 	} {
 		c, err := net.Dial("tcp", p.one.Addr())
 		if err != nil {
@@ -310,7 +327,7 @@ func evil(t *testing.T) (hub *link.Hub, w *link.Wire, control net.Conn) {
 			wg.Go(func() {
 				defer c.Close()
 				if _, err := io.ReadFull(c, make([]byte, 41)); err == nil {
-					_, _ = c.Write(wire(2, 2, 0, []byte{0, 0}))
+					_, _ = c.Write(wire(3, 2, 0, []byte{0, 0}))
 				}
 				_, _ = io.Copy(io.Discard, c)
 			})
@@ -348,7 +365,7 @@ func TestControlConnections(t *testing.T) {
 		"out of order":        {func(c net.Conn) { _, _ = c.Write(append(wireBeat(7, 1), wireBeat(6, 1)...)) }, diag.LinkData},
 		"replayed":            {func(c net.Conn) { _, _ = c.Write(append(wireBeat(7, 1), wireBeat(7, 1)...)) }, diag.LinkData},
 		"an array":            {func(c net.Conn) { _, _ = c.Write(wireArray("x")) }, diag.LinkVersion},
-		"of another run":      {func(c net.Conn) { _, _ = c.Write(wire(2, 4, 6, nil)) }, diag.LinkVersion},
+		"of another run":      {func(c net.Conn) { _, _ = c.Write(wire(3, 4, 6, nil)) }, diag.LinkVersion},
 		"absurd, then silent": {func(c net.Conn) { _, _ = c.Write(wireBeat(1, 1<<63)) }, diag.LinkStalled},
 		"flood, then silent": {func(c net.Conn) {
 			_ = c.SetWriteDeadline(time.Now().Add(300 * time.Millisecond))
@@ -518,4 +535,155 @@ func TestAPeerThatNeverComesIsNamed(t *testing.T) {
 		strings.Contains(err.Error(), "1048") {
 		t.Errorf("%v", err)
 	}
+}
+
+// A flood from one host closes its own connections, not the one that another host has just opened.
+func TestAFloodClosesItsOwn(t *testing.T) {
+	h := listen(t, attacked, secret)
+	dial := func(from string) net.Conn {
+		dialer := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP(from)}}
+		c, err := dialer.Dial("tcp", h.Addr())
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { c.Close() })
+		return c
+	}
+	friend := dial("127.0.0.1")
+	for range 300 {
+		dial("127.0.0.2")
+	}
+	c := tls.Client(friend, clientOf(cert(t, secret)))
+	if err := c.HandshakeContext(t.Context()); err != nil {
+		t.Errorf("closed for a flood from elsewhere: %v", err)
+	}
+}
+
+// A connection that sends a byte now and then has the time of any other.
+func TestASlowSenderHasNoMoreTime(t *testing.T) {
+	slowtest.Only(t) // the ten seconds of a handshake
+	t.Parallel()
+	h := listen(t, attacked, secret)
+	c, err := net.Dial("tcp", h.Addr())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer c.Close()
+	began := time.Now()
+	_, err = c.Write([]byte{22, 3, 1, 2, 0})
+	for err == nil && time.Since(began) < 30*time.Second {
+		time.Sleep(100 * time.Millisecond)
+		_, err = c.Write([]byte{0})
+	}
+	if took := time.Since(began); took > 15*time.Second {
+		t.Errorf("closed after %s", took)
+	}
+}
+
+// Floods of strangers, from another host and from this one, who say nothing, garbage, or what a
+// process of the run said: the processes of a run meet all the same, in bounded time and memory.
+func TestFloods(t *testing.T) {
+	said := recorded(t)
+	for _, c := range []struct {
+		name, from string
+		say        []byte
+	}{
+		{"another host, nothing", "127.0.0.2", nil},
+		{"another host, garbage", "127.0.0.2", bytes.Repeat([]byte{0xff}, 4096)},
+		{"another host, replayed", "127.0.0.2", said},
+		{"this host, nothing", "127.0.0.1", nil},
+		{"this host, replayed", "127.0.0.1", said},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			p := &pair{one: listen(t, attacked, secret), two: listen(t, attacked, secret)}
+			var before, after runtime.MemStats
+			runtime.GC()
+			runtime.ReadMemStats(&before)
+			var count atomic.Int64
+			ctx, stop := context.WithCancel(t.Context())
+			var flood sync.WaitGroup
+			for i := range 8 {
+				flood.Go(func() { floods(ctx, c.from, []*link.Hub{p.one, p.two}[i%2].Addr(), c.say, &count) })
+			}
+			defer flood.Wait()
+			defer stop()
+			for end := time.Now().Add(10 * time.Second); count.Load() < 500 && time.Now().Before(end); {
+				time.Sleep(time.Millisecond)
+			}
+			began := time.Now()
+			p.connect(20*time.Second, p.one.Addr(), p.two.Addr())
+			p.works(t)
+			took := time.Since(began)
+			runtime.GC()
+			runtime.ReadMemStats(&after)
+			grown := int64(after.HeapInuse) - int64(before.HeapInuse)
+			t.Logf("met after %s, %d connections, %.1f MiB", took.Round(time.Millisecond), count.Load(),
+				float64(grown)/(1<<20))
+			if took > 15*time.Second || grown > 64<<20 {
+				t.Errorf("the processes met after %s; the heap grew by %d bytes", took, grown)
+			}
+		})
+	}
+}
+
+// floods opens connections until the context ends, a few hundred at a time, and says the same on
+// each.
+func floods(ctx context.Context, from, to string, say []byte, count *atomic.Int64) {
+	dialer := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.ParseIP(from)}, Timeout: time.Second}
+	var open []net.Conn
+	defer func() {
+		for _, c := range open {
+			_ = c.Close()
+		}
+	}()
+	for ctx.Err() == nil {
+		c, err := dialer.DialContext(ctx, "tcp", to)
+		if err != nil {
+			time.Sleep(time.Millisecond) // no ports, for instance
+			continue
+		}
+		_ = c.(*net.TCPConn).SetLinger(0) // else ports run out
+		_ = c.SetWriteDeadline(time.Now().Add(time.Second))
+		_, _ = c.Write(say)
+		count.Add(1)
+		if open = append(open, c); len(open) > 100 {
+			_ = open[0].Close()
+			open = open[1:]
+		}
+	}
+}
+
+// recorded is what one process of a run says to another until they have met.
+func recorded(t *testing.T) []byte {
+	t.Helper()
+	p := &pair{one: listen(t, attacked, secret), two: listen(t, attacked, secret)}
+	l, err := net.Listen("tcp", "127.0.0.1:0")
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer l.Close()
+	var said bytes.Buffer
+	var both sync.WaitGroup
+	both.Go(func() {
+		in, err := l.Accept()
+		if err != nil {
+			return
+		}
+		defer in.Close()
+		out, err := net.Dial("tcp", p.one.Addr())
+		if err != nil {
+			return
+		}
+		defer out.Close()
+		both.Go(func() { _, _ = io.Copy(in, out) })
+		_, _ = io.Copy(io.MultiWriter(out, &said), in)
+	})
+	a, b := p.one.Wire(0, 1, p.two.Addr()), p.two.Wire(1, 0, l.Addr().String())
+	go func() { _ = send(t.Context(), b, vector) }()
+	if err := recv(t.Context(), a); err != nil {
+		t.Fatal(err)
+	}
+	_ = p.two.Close()
+	both.Wait()
+	return said.Bytes()
 }

@@ -96,3 +96,17 @@ func (h *Hub) nameOf(address string) string {
 	}
 	return "the process at " + address
 }
+
+// FreeAddresses gives addresses of the loopback interface that nobody listens at, for processes
+// that are about to start on this host.
+func FreeAddresses(n int) (list []string, err error) {
+	for range n {
+		l, err := net.Listen("tcp", "127.0.0.1:0")
+		if err != nil {
+			return nil, diag.New(diag.LinkLost, "there is no free port").Wrap(err).Exit(diag.Failed)
+		}
+		defer func() { _ = l.Close() }() // after all are chosen, so that they differ
+		list = append(list, l.Addr().String())
+	}
+	return list, nil
+}

@@ -25,10 +25,10 @@ import (
 // Then come arrays, one frame each, followed by the bytes of every shard and their CRC-32C, or on a
 // control connection heartbeats; bye says that there are no more. The first 20 bytes stay as they
 // are in all versions, so that each side can say which version the other speaks. Version 1 had no
-// heartbeats, and no processes in its hello.
+// heartbeats, and no processes in its hello; heartbeats of version 2 did not say who was lost.
 const (
 	linkMagic   = "DWLK"
-	linkVersion = 2
+	linkVersion = 3
 	headerBytes = 20
 	// maxBody bounds what a damaged or hostile length makes us allocate. An array's description
 	// takes some hundred bytes.
@@ -65,6 +65,8 @@ type frame struct {
 	shards   uint32      // array
 	number   uint64      // beat: counted from 1
 	status   Status      // beat
+	lost     uint32      // beat: the process that the sender has lost first, or anyProcess
+	why      string      // beat: why it counts as lost
 }
 
 // append writes the frame.
@@ -103,6 +105,8 @@ func (f *frame) append(b []byte) []byte {
 		b = binary.LittleEndian.AppendUint64(b, uint64(f.status.Limit))
 		b = appendText(b, f.status.Phase)
 		b = appendText(b, f.status.Waits)
+		b = binary.LittleEndian.AppendUint32(b, f.lost)
+		b = appendText(b, f.why)
 	}
 	binary.LittleEndian.PutUint32(b[start+16:], uint32(len(b)-start-headerBytes))
 	return binary.LittleEndian.AppendUint32(b, crc32.Checksum(b[start:], castagnoli))
@@ -188,6 +192,7 @@ func parseFrame(b []byte) (*frame, error) {
 		f.number = r.u64()
 		f.status = Status{Step: int64(r.u64()), Age: time.Duration(r.u64()),
 			Limit: time.Duration(r.u64()), Phase: r.text(), Waits: r.text()}
+		f.lost, f.why = r.u32(), r.text()
 	default:
 		return nil, damaged("no frame has the kind %d", f.kind)
 	}

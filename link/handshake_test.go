@@ -2,9 +2,12 @@ package link
 
 import (
 	"context"
+	"errors"
 	"io"
 	"net"
 	"testing"
+
+	"github.com/deepwell/deepwell/diag"
 )
 
 // FuzzHandshake plays strangers against the hub's side of a handshake, one byte of the input for
@@ -73,6 +76,40 @@ func FuzzHandshake(f *testing.F) {
 			}
 		}
 	})
+}
+
+// A process of a large run takes all that it expects, however many came before their links were
+// made: what it has no room for is closed without an answer, and comes again. Once it was refused
+// for good, above 4,096 places in all.
+func TestManyArriveEarly(t *testing.T) {
+	h := &Hub{epoch: 7, self: 0, arrived: map[endpoint]*pendingConn{}}
+	come := func(from uint32) error {
+		here, there := net.Pipe()
+		t.Cleanup(func() { _, _ = here.Close(), there.Close() })
+		h.admit(here)
+		_, err := h.judge(here, here, &frame{kind: helloFrame, epoch: 7, from: from, to: 0, peer: 0})
+		h.settle(here)
+		return err
+	}
+	for from := range uint32(maxStrangers) {
+		if err := come(from); err != nil {
+			t.Fatalf("process %d: %v", from, err)
+		}
+	}
+	if err := come(maxStrangers); !errors.Is(err, net.ErrClosed) {
+		t.Errorf("one more: %v", err)
+	}
+	if err := come(1); !errors.Is(err, diag.LinkVersion) {
+		t.Errorf("one that came before: %v", err)
+	}
+	h.expect(endpoint{from: 2 * maxStrangers})
+	if err := come(2 * maxStrangers); err != nil {
+		t.Errorf("one that is expected: %v", err)
+	}
+	h.expect(endpoint{from: 5})
+	if err := come(maxStrangers); err != nil {
+		t.Errorf("one more, when another has its link: %v", err)
+	}
 }
 
 // taken counts the places that connections have.

@@ -59,9 +59,11 @@ const (
 type member struct {
 	Peer
 	hub *Hub
+	// due has a value when the next heartbeat is due at once: a process was lost.
+	due chan struct{}
 
 	in       *pendingConn
-	joined   bool          // its control connection has come: heartbeats follow, whatever it does
+	joined   bool          // it has connected, or answered: heartbeats follow, whatever it does
 	heard    bool          // a heartbeat has come
 	left     bool          // it said that it ends
 	closed   bool          // its control connection has ended
@@ -83,7 +85,7 @@ func (h *Hub) Join(self int, peers []Peer, status func() Status) {
 	h.mu.Lock()
 	h.self, h.status = uint32(self), status
 	for _, p := range peers {
-		m := &member{Peer: p, hub: h}
+		m := &member{Peer: p, hub: h, due: make(chan struct{}, 1)}
 		m.in = h.expect(endpoint{true, uint32(p.Process), uint32(self)})
 		h.members = append(h.members, m)
 	}
@@ -126,6 +128,21 @@ func (h *Hub) Failure() error {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	return h.failure
+}
+
+// Explain gives the error of the first process that was lost in place of err, for whose reason it
+// waits for some time: what fails because of a lost process often fails before that is known. A nil
+// error stays nil.
+func (h *Hub) Explain(err error, wait time.Duration) error {
+	for end := time.Now().Add(wait); err != nil; time.Sleep(10 * time.Millisecond) {
+		if lost := h.Failure(); lost != nil {
+			return lost
+		}
+		if time.Now().After(end) || h.ctx.Err() != nil {
+			break
+		}
+	}
+	return err
 }
 
 // tell calls the watchers of the hub.
@@ -194,26 +211,65 @@ func (m *member) beat() {
 		return
 	}
 	defer func() { _ = conn.Close() }()
+	h.mu.Lock()
+	if !m.joined { // it lives, so its own connection and heartbeats are due
+		m.joined, m.silent = true, 0
+	}
+	h.mu.Unlock()
 	every := time.NewTicker(h.interval())
 	defer every.Stop()
 	for number := uint64(1); ; number++ {
-		h.mu.Lock()
-		status := h.status
-		h.mu.Unlock()
-		f := frame{kind: beatFrame, epoch: h.epoch, number: number, status: status()}
-		f.status.Phase = f.status.Phase[:min(len(f.status.Phase), maxStatus)]
-		f.status.Waits = f.status.Waits[:min(len(f.status.Waits), maxStatus)]
+		f := h.heartbeat(number)
 		_ = conn.SetWriteDeadline(time.Now().Add(h.HeartbeatTimeout))
 		if _, err := conn.Write(f.append(nil)); err != nil {
 			return
 		}
 		select {
 		case <-every.C:
+		case <-m.due:
 		case <-h.ctx.Done():
-			bye := frame{kind: byeFrame, epoch: h.epoch}
+			last, bye := h.heartbeat(number+1), frame{kind: byeFrame, epoch: h.epoch}
 			_ = conn.SetWriteDeadline(time.Now().Add(byeTime))
-			_, _ = conn.Write(bye.append(nil))
+			_, _ = conn.Write(bye.append(last.append(nil)))
 			return
+		}
+	}
+}
+
+// heartbeat is what this process does, and whom it has lost: others may not have noticed yet, and
+// would blame this process, which is about to end for it.
+func (h *Hub) heartbeat(number uint64) frame {
+	h.mu.Lock()
+	status, lost, failure := h.status, h.gone, h.failure
+	h.mu.Unlock()
+	f := frame{kind: beatFrame, epoch: h.epoch, number: number, status: status(), lost: anyProcess}
+	f.status.Phase = f.status.Phase[:min(len(f.status.Phase), maxStatus)]
+	f.status.Waits = f.status.Waits[:min(len(f.status.Waits), maxStatus)]
+	if e := diag.From(failure); e != nil {
+		f.lost, f.why = lost, e.What
+		if e.Cause != "" {
+			f.why += "; " + e.Cause
+		}
+	}
+	return f
+}
+
+// heed takes the word of this member that another process is lost.
+func (m *member) heed(process uint32, why string) {
+	h := m.hub
+	if process == anyProcess {
+		return
+	}
+	e := diag.New(diag.LinkLost, "%s", why).Because("%s says so", m).Try(restart)
+	if process == h.self {
+		m.lose(diag.New(diag.LinkLost, "%s takes this process for lost", m).Because("%s", why).
+			Try("see whether this process was stopped, or its network hung; then start all processes" +
+				" again: they go on from the newest checkpoint"))
+		return
+	}
+	for _, other := range h.members { // does not change after Join
+		if uint32(other.Process) == process && other != m {
+			other.lose(e)
 		}
 	}
 }
@@ -286,6 +342,7 @@ func (m *member) hear(conn net.Conn) error {
 		h.mu.Lock()
 		m.heard, m.silent, m.status = true, 0, s
 		h.mu.Unlock()
+		m.heed(f.lost, f.why)
 		select {
 		case <-pause.C:
 		case <-h.ctx.Done():
@@ -357,7 +414,7 @@ func (m *member) wait(awake time.Duration) error {
 				m.age.Round(time.Second), h.StallTimeout, why)})
 		}
 	case m.silent > h.HeartbeatTimeout:
-		was := "it has connected, and sent no heartbeat yet"
+		was := "it has answered, and sent no heartbeat yet"
 		if m.heard {
 			was = "it was last in " + m.status.String()
 		}
@@ -379,10 +436,16 @@ func (m *member) lose(err error) {
 	}
 	m.lost = err
 	if h.failure == nil {
-		h.failure = err
+		h.failure, h.gone = err, uint32(m.Process)
 	}
-	wires := h.wires
+	wires, members := h.wires, h.members
 	h.mu.Unlock()
+	for _, other := range members {
+		select {
+		case other.due <- struct{}{}:
+		default: // it is due already
+		}
+	}
 	m.tell(err)
 	for _, w := range wires {
 		if w.address == m.Address {

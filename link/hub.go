@@ -37,6 +37,7 @@ type Hub struct {
 
 	mu      sync.Mutex
 	arrived map[endpoint]*pendingConn
+	early   int // of arrived, those that nobody expects yet
 	wires   []*Wire
 	pending []net.Conn // unidentified, oldest first
 	warned  time.Time  // when a refusal was last reported
@@ -44,7 +45,8 @@ type Hub struct {
 	members []*member
 	status  func() Status // what heartbeats say
 	watch   []func(Peer, error)
-	failure error // of the first process that was lost
+	failure error  // of the first process that was lost
+	gone    uint32 // that process, if there is a failure
 }
 
 // An endpoint identifies the link that a connection belongs to.
@@ -55,6 +57,7 @@ type endpoint struct {
 
 // A pendingConn is a connection that another process opens, or will open.
 type pendingConn struct {
+	early bool          // nobody expects it yet; guarded by Hub.mu
 	taken bool          // a process has connected, or need not any more; guarded by Hub.mu
 	conn  net.Conn      // guarded by Hub.mu until it is ready
 	ready chan struct{} // closed when conn can be used
@@ -65,10 +68,11 @@ const (
 	defaultStallTimeout = 5 * time.Minute
 	// handshakeTime is for the handshake of TLS and two small frames, on a busy host.
 	handshakeTime = 10 * time.Second
-	// maxHandshakes bounds the connections that have not said who they are. One more closes the
-	// oldest: a process of the run is through within milliseconds, an idle stranger is not.
+	// maxHandshakes bounds the connections that have not said who they are. One more closes an old
+	// one: a process of the run is through within milliseconds, an idle stranger is not.
 	maxHandshakes = 64
-	// maxStrangers bounds the connections that are kept for links that nobody has made yet.
+	// maxStrangers bounds the connections that are kept for links that nobody has made yet. One more
+	// is closed without an answer, and comes again.
 	maxStrangers = 4096
 	// warnEvery is how often refused connections are worth a line.
 	warnEvery = 30 * time.Second
@@ -169,15 +173,33 @@ func (h *Hub) accept() {
 	}
 }
 
-// admit records a connection that has not identified itself.
+// admit records a connection that has not identified itself. One too many closes the oldest of the
+// host that has most, so that a flood closes its own.
 func (h *Hub) admit(conn net.Conn) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	h.pending = append(h.pending, conn)
-	if len(h.pending) > maxHandshakes {
-		_ = h.pending[0].Close()
-		h.pending = slices.Delete(h.pending, 0, 1)
+	if len(h.pending) <= maxHandshakes {
+		return
 	}
+	count, most := map[string]int{}, ""
+	for _, c := range h.pending {
+		from := hostOf(c)
+		if count[from]++; count[from] > count[most] {
+			most = from
+		}
+	}
+	at := slices.IndexFunc(h.pending, func(c net.Conn) bool { return hostOf(c) == most })
+	_ = h.pending[at].Close()
+	h.pending = slices.Delete(h.pending, at, at+1)
+}
+
+// hostOf is the address of the host that a connection comes from.
+func hostOf(c net.Conn) string {
+	if at, ok := c.RemoteAddr().(*net.TCPAddr); ok {
+		return at.IP.String()
+	}
+	return c.RemoteAddr().String()
 }
 
 // settle forgets a connection that has identified itself or failed.
@@ -264,7 +286,11 @@ func (h *Hub) judge(raw, conn net.Conn, hello *frame) (*pendingConn, error) {
 		return nil, diag.New(diag.LinkVersion, "this is process %d of the run, not %d", h.self,
 			hello.peer).Try("give all processes the same --peers, and each its own --self")
 	}
-	c := h.claim(conn, endpoint{hello.control, hello.from, hello.to})
+	end := endpoint{hello.control, hello.from, hello.to}
+	if h.arrived[end] == nil && h.early >= maxStrangers {
+		return nil, net.ErrClosed // until some of them have their links
+	}
+	c := h.claim(conn, end)
 	if c == nil {
 		return nil, diag.New(diag.LinkVersion, "that end has a connection already, or had one").
 			Try("start all processes of the run anew")
@@ -275,18 +301,26 @@ func (h *Hub) judge(raw, conn net.Conn, hello *frame) (*pendingConn, error) {
 
 // expect finds or makes the pending connection of an endpoint.
 func (h *Hub) expect(key endpoint) *pendingConn {
-	if h.arrived[key] == nil {
-		h.arrived[key] = &pendingConn{ready: make(chan struct{})}
+	c := h.arrived[key]
+	switch {
+	case c == nil:
+		c = &pendingConn{ready: make(chan struct{})}
+		h.arrived[key] = c
+	case c.early:
+		c.early = false
+		h.early--
 	}
-	return h.arrived[key]
+	return c
 }
 
 // claim gives an endpoint to a connection that has arrived, once.
 func (h *Hub) claim(conn net.Conn, at endpoint) *pendingConn {
-	if len(h.arrived) > maxStrangers {
-		return nil
+	c := h.arrived[at]
+	if c == nil {
+		c = h.expect(at)
+		c.early = true
+		h.early++
 	}
-	c := h.expect(at)
 	if c.taken {
 		return nil
 	}

@@ -3,9 +3,9 @@ package link
 import (
 	"cmp"
 	"context"
-	"encoding/binary"
-	"errors"
+	"fmt"
 	"io/fs"
+	"net"
 	"slices"
 	"sync"
 	"time"
@@ -21,10 +21,11 @@ type Store struct {
 	cancel context.CancelCauseFunc
 	wg     sync.WaitGroup
 
-	mu      sync.Mutex
-	values  map[string][]byte // of process 0
-	bytes   int
-	changed chan struct{} // closed, and replaced, by every Put
+	mu     sync.Mutex
+	values map[string][]byte // of process 0; a value is never written to
+	bytes  int               // that they take, at most limit
+	limit  int
+	waits  map[string]*storeWait // by the keys that calls wait for
 
 	wire  *Wire // to process 0; nil in process 0
 	calls map[uint64]chan storeReply
@@ -39,10 +40,22 @@ const (
 	// largest value is the topology of a cluster, some hundred bytes a device.
 	maxStoreKey   = 4 << 10
 	maxStoreValue = maxMessage - 8<<10
-	maxStoreBytes = 1 << 30
-	// maxStoreWaits bounds the calls of one process that wait at the same time.
+	maxStoreBytes = 256 << 20
+	// storeEntry is what the map of values takes for each, besides its bytes.
+	storeEntry = 128
+	// maxStoreWaits bounds the calls of one process that wait at the same time, and maxStoreWait how
+	// long one does: XLA waits for minutes.
 	maxStoreWaits = 1024
+	maxStoreWait  = time.Hour
+	// storeGrace is how much later than process 0 another one gives up a call.
+	storeGrace = 10 * time.Second
 )
+
+// A storeWait is what calls for one key wait for.
+type storeWait struct {
+	put   chan struct{} // closed when the key is put
+	calls int
+}
 
 // The operations of a store, and the outcomes of one, as messages have them.
 const (
@@ -60,7 +73,7 @@ const (
 
 // Store opens this process's end of the run's store. addresses name all processes, in order.
 func (h *Hub) Store(self int, addresses []string) *Store {
-	s := &Store{values: map[string][]byte{}, changed: make(chan struct{}),
+	s := &Store{values: map[string][]byte{}, limit: maxStoreBytes, waits: map[string]*storeWait{},
 		calls: map[uint64]chan storeReply{}}
 	s.ctx, s.cancel = context.WithCancelCause(h.ctx)
 	h.Watch(func(p Peer, err error) {
@@ -109,8 +122,9 @@ func (s *Store) do(c storeCall) ([]byte, error) {
 		return nil, diag.New(diag.LinkData, "a key of %d bytes with a value of %d is too long for the"+
 			" store of a run", len(c.key), len(c.value))
 	}
+	c.timeout = min(max(0, c.timeout), maxStoreWait)
 	if s.wire == nil {
-		return s.answer(c)
+		return s.answer(c, nil)
 	}
 	s.mu.Lock()
 	s.last++
@@ -123,12 +137,17 @@ func (s *Store) do(c storeCall) ([]byte, error) {
 		defer s.mu.Unlock()
 		delete(s.calls, c.id)
 	}()
-	if err := s.wire.Tell(s.ctx, storeTag, c.append(nil)); err != nil {
+	if err := s.wire.tell(s.ctx, storeTag, c.head(), c.value); err != nil {
 		return nil, cmp.Or(context.Cause(s.ctx), err)
 	}
+	late := time.NewTimer(s.patience(c))
+	defer late.Stop()
 	select {
 	case r := <-reply:
 		return r.value, r.err
+	case <-late.C:
+		return nil, fmt.Errorf("%s does not answer a call to the store of the run: %w", s.wire.peer(),
+			context.DeadlineExceeded)
 	case <-s.wire.ctx.Done():
 		return nil, context.Cause(s.wire.ctx)
 	case <-s.ctx.Done():
@@ -136,32 +155,56 @@ func (s *Store) do(c storeCall) ([]byte, error) {
 	}
 }
 
-// answer is process 0's work for a call.
-func (s *Store) answer(c storeCall) ([]byte, error) {
+// patience is how long a call waits for process 0, which may be there and not answer.
+func (s *Store) patience(c storeCall) time.Duration {
+	if c.op == storeGet {
+		return c.timeout + storeGrace
+	}
+	return s.wire.hub.StallTimeout
+}
+
+// answer is process 0's work for a call, until gone is closed.
+func (s *Store) answer(c storeCall, gone <-chan struct{}) ([]byte, error) {
 	if c.op == storePut {
 		return nil, s.put(c.key, c.value)
 	}
-	late := time.NewTimer(c.timeout)
-	defer late.Stop()
-	for {
-		s.mu.Lock()
-		value, ok := s.values[c.key]
-		changed := s.changed
+	s.mu.Lock()
+	value, ok := s.values[c.key]
+	switch {
+	case ok:
 		s.mu.Unlock()
-		switch {
-		case ok:
-			return value, nil
-		case c.op == storeTry:
-			return nil, fs.ErrNotExist
-		}
-		select {
-		case <-changed:
-		case <-late.C:
-			return nil, context.DeadlineExceeded // as the plugin expects, a time-out
-		case <-s.ctx.Done():
-			return nil, context.Cause(s.ctx)
-		}
+		return value, nil
+	case c.op == storeTry:
+		s.mu.Unlock()
+		return nil, fs.ErrNotExist
 	}
+	wait := s.waits[c.key]
+	if wait == nil {
+		wait = &storeWait{put: make(chan struct{})}
+		s.waits[c.key] = wait
+	}
+	wait.calls++
+	s.mu.Unlock()
+	late := time.NewTimer(min(c.timeout, maxStoreWait))
+	defer late.Stop()
+	err := context.DeadlineExceeded // as the plugin expects, a time-out
+	select {
+	case <-wait.put:
+	case <-late.C:
+	case <-gone:
+		err = net.ErrClosed
+	case <-s.ctx.Done():
+		err = context.Cause(s.ctx)
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if value, ok := s.values[c.key]; ok {
+		return value, nil
+	}
+	if wait.calls--; wait.calls == 0 {
+		delete(s.waits, c.key)
+	}
+	return nil, err
 }
 
 func (s *Store) put(key string, value []byte) error {
@@ -169,23 +212,29 @@ func (s *Store) put(key string, value []byte) error {
 	defer s.mu.Unlock()
 	size := s.bytes + len(value) - len(s.values[key])
 	if _, known := s.values[key]; !known {
-		size += len(key)
+		size += len(key) + storeEntry
 	}
-	if size > maxStoreBytes {
+	if size > s.limit {
 		return diag.New(diag.LinkData, "the store of the run holds %d bytes and takes no more", s.bytes)
 	}
 	s.bytes, s.values[key] = size, slices.Clone(value)
-	close(s.changed)
-	s.changed = make(chan struct{})
+	if wait := s.waits[key]; wait != nil {
+		close(wait.put)
+		delete(s.waits, key)
+	}
 	return nil
 }
 
 // serve answers the calls of one process until its link ends. A call that waits keeps no other
-// waiting.
+// waiting; from who does not read answers nothing more is read.
 func (s *Store) serve(w *Wire) {
 	var calls sync.WaitGroup
 	defer calls.Wait()
 	free := make(chan struct{}, maxStoreWaits)
+	reply := func(id uint64, value []byte, err error) {
+		r := storeReply{id, value, err}
+		_ = w.tell(s.ctx, storeTag, r.head(), r.body()) // else the link has ended, as Hear finds
+	}
 	for {
 		message, err := w.Hear(s.ctx, storeTag)
 		if err != nil {
@@ -196,15 +245,21 @@ func (s *Store) serve(w *Wire) {
 			_ = w.fail(damaged("a call of %d bytes to the store", len(message)))
 			return
 		}
+		if c.op != storeGet {
+			value, err := s.answer(c, nil)
+			reply(c.id, value, err)
+			continue
+		}
 		select {
 		case free <- struct{}{}:
-		case <-s.ctx.Done():
-			return
+		default:
+			reply(c.id, nil, diag.New(diag.LinkData, "%d calls of this process wait", maxStoreWaits))
+			continue
 		}
 		calls.Go(func() {
 			defer func() { <-free }()
-			value, err := s.answer(c)
-			_ = w.Tell(s.ctx, storeTag, storeReply{c.id, value, err}.append(nil))
+			value, err := s.answer(c, w.ctx.Done())
+			reply(c.id, value, err)
 		})
 	}
 }
@@ -231,80 +286,4 @@ func (s *Store) hear() {
 			}
 		}
 	}
-}
-
-// A storeCall is one call: an identifier, which its answer has too, 64 bits; the operation, a byte;
-// the timeout in nanoseconds, 64 bits; the length of the key, 32 bits; the key, and the value.
-type storeCall struct {
-	id      uint64
-	op      byte
-	timeout time.Duration
-	key     string
-	value   []byte
-}
-
-func (c storeCall) append(b []byte) []byte {
-	b = binary.LittleEndian.AppendUint64(b, c.id)
-	b = append(b, c.op)
-	b = binary.LittleEndian.AppendUint64(b, uint64(max(0, c.timeout)))
-	b = binary.LittleEndian.AppendUint32(b, uint32(len(c.key)))
-	return append(append(b, c.key...), c.value...)
-}
-
-func parseStoreCall(b []byte) (c storeCall, ok bool) {
-	const head = 8 + 1 + 8 + 4
-	if len(b) < head {
-		return c, false
-	}
-	c.id, c.op = binary.LittleEndian.Uint64(b), b[8]
-	c.timeout = time.Duration(binary.LittleEndian.Uint64(b[9:]) & (1<<63 - 1))
-	n := binary.LittleEndian.Uint32(b[17:])
-	b = b[head:]
-	if c.op > storePut || n > maxStoreKey || int(n) > len(b) || len(b)-int(n) > maxStoreValue {
-		return c, false
-	}
-	c.key, c.value = string(b[:n]), b[n:]
-	return c, c.op == storePut || len(c.value) == 0
-}
-
-// A storeReply is the answer to a call: its identifier, the outcome, a byte, and the value or the
-// text of an error.
-type storeReply struct {
-	id    uint64
-	value []byte
-	err   error
-}
-
-func (r storeReply) append(b []byte) []byte {
-	b = binary.LittleEndian.AppendUint64(b, r.id)
-	switch {
-	case r.err == nil:
-		return append(append(b, storeDone), r.value...)
-	case errors.Is(r.err, fs.ErrNotExist):
-		return append(b, storeMissing)
-	case errors.Is(r.err, context.DeadlineExceeded):
-		return append(b, storeLate)
-	}
-	text := r.err.Error()
-	return append(append(b, storeFailed), text[:min(len(text), maxText)]...)
-}
-
-func parseStoreReply(b []byte) (r storeReply, ok bool) {
-	if len(b) < 9 {
-		return r, false
-	}
-	r.id = binary.LittleEndian.Uint64(b)
-	switch rest := b[9:]; b[8] {
-	case storeDone:
-		r.value = rest
-	case storeMissing:
-		r.err = fs.ErrNotExist
-	case storeLate:
-		r.err = context.DeadlineExceeded
-	case storeFailed:
-		r.err = diag.New(diag.LinkData, "the store of the run answers: %q", rest)
-	default:
-		return r, false
-	}
-	return r, true
 }

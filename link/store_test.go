@@ -83,8 +83,8 @@ func TestStore(t *testing.T) {
 // A store that is full refuses a value, and keeps what it has.
 func TestFullStore(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		s := &Store{values: map[string][]byte{"a": nil}, changed: make(chan struct{}),
-			bytes: maxStoreBytes - 10}
+		s := &Store{values: map[string][]byte{"a": nil}, limit: maxStoreBytes,
+			bytes: maxStoreBytes - storeEntry - 10}
 		if err := s.put("b", make([]byte, 10)); !errors.Is(err, diag.LinkData) {
 			t.Error(err)
 		}
@@ -126,17 +126,19 @@ func TestStoreEnds(t *testing.T) {
 
 // Messages print and parse themselves, and garbage is refused.
 func FuzzStoreMessages(f *testing.F) {
-	f.Add(storeCall{1, storeGet, time.Second, "key", nil}.append(nil))
-	f.Add(storeCall{2, storePut, 0, "key", []byte("value")}.append(nil))
-	f.Add(storeReply{3, []byte("value"), nil}.append(nil))
-	f.Add(storeReply{4, nil, fs.ErrNotExist}.append(nil))
+	whole := func(c storeCall) []byte { return append(c.head(), c.value...) }
+	answer := func(r storeReply) []byte { return append(r.head(), r.body()...) }
+	f.Add(whole(storeCall{1, storeGet, time.Second, "key", nil}))
+	f.Add(whole(storeCall{2, storePut, 0, "key", []byte("value")}))
+	f.Add(answer(storeReply{3, []byte("value"), nil}))
+	f.Add(answer(storeReply{4, nil, fs.ErrNotExist}))
 	f.Fuzz(func(t *testing.T, b []byte) {
-		if c, ok := parseStoreCall(b); ok && !bytes.Equal(c.append(nil), b) {
-			if c2, _ := parseStoreCall(c.append(nil)); c2.key != c.key || c2.timeout != c.timeout {
+		if c, ok := parseStoreCall(b); ok && !bytes.Equal(whole(c), b) {
+			if c2, _ := parseStoreCall(whole(c)); c2.key != c.key || c2.timeout != c.timeout {
 				t.Errorf("%+v", c)
 			}
 		}
-		if r, ok := parseStoreReply(b); ok && r.err == nil && !bytes.Equal(r.append(nil), b) {
+		if r, ok := parseStoreReply(b); ok && r.err == nil && !bytes.Equal(answer(r), b) {
 			t.Errorf("%+v", r)
 		}
 	})

@@ -70,6 +70,24 @@ func (w *Wire) lost(ctx context.Context, doing, tag string, err error) error {
 // shard i. After an error dst must not be reused: it may still be written to.
 func (w *Wire) Send(ctx context.Context, tag string, shape dtype.Shape, shards int,
 	read func(i int, dst []byte) error) error {
+	f := &frame{kind: arrayFrame, epoch: w.hub.epoch, tag: tag, shape: shape, shards: uint32(shards)}
+	return w.send(ctx, f, func(i int) ([][]byte, error) {
+		size := int(shape.Bytes())
+		if cap(w.buf) < size {
+			w.buf = make([]byte, size)
+		}
+		data := w.buf[:size]
+		if err := read(i, data); err != nil {
+			w.buf = nil
+			return nil, err
+		}
+		return [][]byte{data}, nil
+	})
+}
+
+// send writes an array whose shards are given in parts, one after the other.
+func (w *Wire) send(ctx context.Context, f *frame, shard func(i int) ([][]byte, error)) error {
+	tag := f.tag
 	w.sends.Store(&tag)
 	defer w.sends.Store(nil)
 	select {
@@ -85,8 +103,7 @@ func (w *Wire) Send(ctx context.Context, tag string, shape dtype.Shape, shards i
 	}
 	w.sending.Lock()
 	c := w.watch(ctx, w.out)
-	err := c.end(w.write(c, &frame{kind: arrayFrame, epoch: w.hub.epoch, tag: tag, shape: shape,
-		shards: uint32(shards)}, read))
+	err := c.end(write(c, f, shard))
 	w.sending.Unlock()
 	if err != nil {
 		return w.fail(w.lost(ctx, "sending", tag, err))
@@ -97,11 +114,18 @@ func (w *Wire) Send(ctx context.Context, tag string, shape dtype.Shape, shards i
 // Tell sends a message of at most maxMessage bytes: an array of bytes whose length the receiver
 // need not know.
 func (w *Wire) Tell(ctx context.Context, tag string, message []byte) error {
-	shape := dtype.Shape{Type: dtype.U8, Dims: []int64{int64(len(message))}}
-	return w.Send(ctx, tag, shape, 1, func(_ int, dst []byte) error {
-		copy(dst, message)
-		return nil
-	})
+	return w.tell(ctx, tag, message)
+}
+
+// tell sends a message in parts, without a copy: a value of the store may go to every process.
+func (w *Wire) tell(ctx context.Context, tag string, parts ...[]byte) error {
+	n := int64(0)
+	for _, p := range parts {
+		n += int64(len(p))
+	}
+	f := &frame{kind: arrayFrame, epoch: w.hub.epoch, tag: tag, shards: 1,
+		shape: dtype.Shape{Type: dtype.U8, Dims: []int64{n}}}
+	return w.send(ctx, f, func(int) ([][]byte, error) { return parts, nil })
 }
 
 // Stopped is the error of a context that ended while something was sent or received.
@@ -171,30 +195,27 @@ func (w *stallConn) send(parts net.Buffers) error {
 // processor's cache while its checksum is computed.
 const chunk = 256 << 10
 
-func (w *Wire) write(c *stallConn, f *frame, read func(i int, dst []byte) error) error {
+func write(c *stallConn, f *frame, shard func(i int) ([][]byte, error)) error {
 	head := f.append(nil)
-	size := int(f.shape.Bytes())
-	if cap(w.buf) < size {
-		w.buf = make([]byte, size)
-	}
 	for i := range int(f.shards) {
-		data := w.buf[:size]
-		if err := read(i, data); err != nil {
-			w.buf = nil
+		parts, err := shard(i)
+		if err != nil {
 			return err
 		}
 		sum := uint32(0)
-		for first := true; first || len(data) > 0; first = false {
-			part := data[:min(chunk, len(data))]
-			data = data[len(part):]
-			sum = crc32.Update(sum, castagnoli, part)
-			out := net.Buffers{head, part}
-			if len(data) == 0 {
-				out = append(out, binary.LittleEndian.AppendUint32(nil, sum))
-			}
-			head = nil
-			if err := c.send(out); err != nil {
-				return err
+		for k, data := range parts {
+			for first := true; first || len(data) > 0; first = false {
+				part := data[:min(chunk, len(data))]
+				data = data[len(part):]
+				sum = crc32.Update(sum, castagnoli, part)
+				out := net.Buffers{head, part}
+				if len(data) == 0 && k == len(parts)-1 {
+					out = append(out, binary.LittleEndian.AppendUint32(nil, sum))
+				}
+				head = nil
+				if err := c.send(out); err != nil {
+					return err
+				}
 			}
 		}
 	}

@@ -84,8 +84,8 @@ func TestMessages(t *testing.T) {
 // A message that says it is larger than any is refused before memory is taken for it.
 func TestHugeMessagesAreRefused(t *testing.T) {
 	body := append([]byte{1, 0, 'x', 2, 0, 'u', '8', 1}, 0, 0, 0, 0, 0, 1, 0, 0) // 1 TiB
-	w, out := stranger(t, listen(t, 1, nil), wire(2, 2, 1, []byte{0, 0}))
-	if _, err := out.Write(wire(2, 3, 1, append(body, 1, 0, 0, 0))); err != nil {
+	w, out := stranger(t, listen(t, 1, nil), wire(3, 2, 1, []byte{0, 0}))
+	if _, err := out.Write(wire(3, 3, 1, append(body, 1, 0, 0, 0))); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := w.Hear(t.Context(), "x"); diag.From(err).Code != diag.LinkShape {
@@ -108,7 +108,7 @@ func wireArray(tag string) []byte {
 	}
 	body := text(text(nil, tag), "f32")
 	body = binary.LittleEndian.AppendUint64(append(body, 1), 1000)
-	return wire(2, 3, 1, binary.LittleEndian.AppendUint32(body, 1))
+	return wire(3, 3, 1, binary.LittleEndian.AppendUint32(body, 1))
 }
 
 // wireHello is the body of a hello between two processes whose numbers are not known.
@@ -146,7 +146,7 @@ func stranger(t *testing.T, hub *link.Hub, welcome []byte) (w *link.Wire, out ne
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { out.Close() })
-	if _, err := out.Write(wire(2, 1, 1, wireHello(0, 1, 0))); err != nil {
+	if _, err := out.Write(wire(3, 1, 1, wireHello(0, 1, 0))); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := io.ReadFull(out, make([]byte, 26)); err != nil {
@@ -158,7 +158,7 @@ func stranger(t *testing.T, hub *link.Hub, welcome []byte) (w *link.Wire, out ne
 func TestTCPSaysWhatIsWrongWithThePeer(t *testing.T) {
 	shard := make([]byte, 4004) // with a checksum of 0, which is wrong
 	shard[0] = 1
-	fine := wire(2, 2, 1, []byte{0, 0})
+	fine := wire(3, 2, 1, []byte{0, 0})
 	for name, c := range map[string]struct {
 		welcome []byte
 		sends   []byte
@@ -166,7 +166,7 @@ func TestTCPSaysWhatIsWrongWithThePeer(t *testing.T) {
 		want    diag.Code
 	}{
 		"another version":  {wire(1, 2, 1, []byte{0, 0}), nil, false, diag.LinkVersion},
-		"refused":          {wire(2, 2, 1, []byte{2, 0, 'n', 'o'}), nil, false, diag.LinkVersion},
+		"refused":          {wire(3, 2, 1, []byte{2, 0, 'n', 'o'}), nil, false, diag.LinkVersion},
 		"not ours":         {[]byte("HTTP/1.1 400 Bad Request\r\n\r\n"), nil, false, diag.LinkVersion},
 		"gone":             {fine, nil, true, diag.LinkLost},
 		"gone in a frame":  {fine, wireArray("x")[:30], true, diag.LinkLost},
@@ -176,11 +176,11 @@ func TestTCPSaysWhatIsWrongWithThePeer(t *testing.T) {
 		"damaged":          {fine, append(wireArray("x"), shard...), false, diag.LinkData},
 		"damaged frame":    {fine, append(wireArray("x")[:40], shard...), false, diag.LinkData},
 		"another tag":      {fine, wireArray("y"), false, diag.LinkTag},
-		"another epoch": {fine, wire(2, 3, 2, wireArray("x")[20:len(wireArray("x"))-4]), false,
+		"another epoch": {fine, wire(3, 3, 2, wireArray("x")[20:len(wireArray("x"))-4]), false,
 			diag.LinkVersion},
-		"bye":                {fine, wire(2, 4, 1, nil), false, diag.LinkLost},
+		"bye":                {fine, wire(3, 4, 1, nil), false, diag.LinkLost},
 		"version in between": {fine, wire(7, 3, 1, nil), false, diag.LinkVersion},
-		"hello in between":   {fine, wire(2, 1, 1, wireHello(0, 1, 0)), false, diag.LinkData},
+		"hello in between":   {fine, wire(3, 1, 1, wireHello(0, 1, 0)), false, diag.LinkData},
 	} {
 		t.Run(name, func(t *testing.T) {
 			hub := listen(t, 1, nil)

@@ -42,6 +42,15 @@ type GPU struct {
 	ClockMHz       int `json:"clock_mhz,omitempty"`   // the highest
 	MemoryClockMHz int `json:"memory_clock_mhz,omitempty"`
 
+	// What changes while a GPU works: the clock now, why it is held back, ECC errors since the driver
+	// was loaded, and whether rows of memory wait to be replaced, or cannot be.
+	ClockNowMHz    int      `json:"clock_now_mhz,omitempty"`
+	Throttled      []string `json:"throttled,omitempty"`
+	TemperatureC   int      `json:"temperature_c,omitempty"`
+	ECCCorrected   int64    `json:"ecc_corrected,omitempty"`
+	ECCUncorrected int64    `json:"ecc_uncorrected,omitempty"`
+	Remap          string   `json:"remap,omitempty"` // pending or failed
+
 	ECC         string     `json:"ecc,omitempty"` // on, off, or nothing where not known
 	Persistence string     `json:"persistence,omitempty"`
 	MIG         string     `json:"mig,omitempty"`
@@ -66,6 +75,25 @@ type Link struct {
 	Version        int    `json:"version,omitempty"`
 	BytesPerSecond int64  `json:"bytes_per_second,omitempty"` // of one, in one direction
 	To             string `json:"to"`                         // switch, cpu, gpu3, unknown or down
+}
+
+// throttles are the reasons of nvml.h for which a clock is held back, by bit. Left out are an idle
+// GPU, clocks that the user has set, and the power limit, at which any large GEMM is.
+var throttles = []struct {
+	bit  uint64
+	name string
+}{
+	{0x08, "hardware slowdown"}, {0x20, "software thermal slowdown"},
+	{0x40, "hardware thermal slowdown"}, {0x80, "power brake"},
+}
+
+func throttled(reasons uint64) (list []string) {
+	for _, t := range throttles {
+		if reasons&t.bit != 0 {
+			list = append(list, t.name)
+		}
+	}
+	return list
 }
 
 // readGPUs asks NVML. No driver at all is no error: the snapshot is then nil and why says so.
@@ -105,8 +133,16 @@ func newGPU(index int, d nvml.Device, s *nvml.Snapshot, t tree, nics []NIC, iden
 		PCIeGenMax: d.PCIeMaxGen, PCIeLanesMax: d.PCIeMaxWidth,
 		PowerWatts: d.PowerLimitMilliwatts / 1000,
 		ClockMHz:   d.SMClockMHz, MemoryClockMHz: d.MemoryClockMHz,
+		ClockNowMHz: d.SMClockNowMHz, Throttled: throttled(d.Throttle), TemperatureC: d.TemperatureC,
+		ECCCorrected: d.ECCCorrected, ECCUncorrected: d.ECCUncorrected,
 		ECC: onOff(d.ECC), Persistence: onOff(d.Persistence), MIG: onOff(d.MIG),
 		Links: bundle(d.Links, s),
+	}
+	switch {
+	case d.RemapFailed:
+		g.Remap = "failed"
+	case d.RemapPending:
+		g.Remap = "pending"
 	}
 	if gpu, err := FindGPUModel(d.Name); err == nil {
 		g.Model = gpu.Name

@@ -4,7 +4,6 @@ import (
 	"fmt"
 	"io/fs"
 	"path"
-	"slices"
 	"strconv"
 	"strings"
 
@@ -89,7 +88,7 @@ func (t tree) list(dir string) []string {
 		return nil
 	}
 	names := lists.Map(entries, fs.DirEntry.Name)
-	slices.SortFunc(names, natural)
+	lists.Sort(names, natural)
 	return names
 }
 

@@ -5,6 +5,8 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+
+	"github.com/deepwell/deepwell/internal/lists"
 )
 
 // A NIC is one function of a network adapter with a port. Loopback, bridges, tunnels and virtual
@@ -55,7 +57,7 @@ func readNICs(t tree) []NIC {
 		readPort(t, dir, &nics[at])
 		nics[at].RDMA = name
 	}
-	slices.SortFunc(nics, func(a, b NIC) int {
+	lists.Sort(nics, func(a, b NIC) int {
 		if c := strings.Compare(a.PCI, b.PCI); c != 0 {
 			return c // hexadecimal of fixed width
 		}

@@ -128,8 +128,8 @@ func (p *player) report(m *hlo.Module) (*Report, error) {
 			out.Waits = append(out.Waits, s.Wait)
 		}
 	}
-	slices.SortStableFunc(out.Traffic, func(a, b Traffic) int { return cmp.Compare(b.Wire, a.Wire) })
-	slices.SortStableFunc(out.Waits, func(a, b Wait) int { return cmp.Compare(b.Exposed, a.Exposed) })
+	lists.Sort(out.Traffic, func(a, b Traffic) int { return cmp.Compare(b.Wire, a.Wire) })
+	lists.Sort(out.Waits, func(a, b Wait) int { return cmp.Compare(b.Exposed, a.Exposed) })
 	out.Loops = lists.Map(p.rounds, func(l *Loop) Loop { return *l })
 	out.Notes = slices.Sorted(maps.Keys(p.notes))
 	return out, nil

@@ -237,10 +237,10 @@ func (p *Pipeline) Run(ctx context.Context, data Data) (*Outcome, error) {
 		return nil, failure(ctx)
 	}
 	// The order does not depend on which rank was faster.
-	slices.SortStableFunc(out.Results, func(a, b Result) int {
+	lists.Sort(out.Results, func(a, b Result) int {
 		return cmp.Or(cmp.Compare(a.Stage, b.Stage), cmp.Compare(a.Microbatch, b.Microbatch))
 	})
-	slices.SortFunc(out.Usage, func(a, b Usage) int { return cmp.Compare(a.Stage, b.Stage) })
+	lists.Sort(out.Usage, func(a, b Usage) int { return cmp.Compare(a.Stage, b.Stage) })
 	return out, nil
 }
 

@@ -53,6 +53,7 @@ func (r reader) fields(p *Plan) []field {
 		r.count("batch", &p.Batch),
 		r.text("cluster", &p.Cluster),
 		r.word("attention", &p.Attention, attentions),
+		r.word("compile", &p.Compile, compiles),
 		r.axis("cp", &p.CP.Size, r.flag("balance", &p.CP.Balance),
 			r.word("kind", &p.CP.Kind, contexts)),
 		r.count("dp", &p.DP),
@@ -151,7 +152,7 @@ func (r reader) axis(name string, size *int64, fields ...field) field {
 			return
 		}
 		fields = append(fields, r.count("size", size))
-		slices.SortFunc(fields, func(a, b field) int { return strings.Compare(a.Name, b.Name) })
+		lists.Sort(fields, func(a, b field) int { return strings.Compare(a.Name, b.Name) })
 		r.Members(fields...)
 	}}
 }

@@ -56,6 +56,8 @@ type Plan struct {
 	Precision string `json:"precision,omitempty"`
 	// Attention is "plain", or empty: the fastest kernel that the GPU has for it.
 	Attention string `json:"attention,omitempty"`
+	// Compile is "ahead", or empty: a run compiles its programs for the GPUs that it finds.
+	Compile string `json:"compile,omitempty"`
 	// Order lists the axes from the outermost, whose devices are farthest apart, to the innermost,
 	// whose devices are neighbours on NVLink.
 	Order []string `json:"order,omitempty"`
@@ -116,9 +118,13 @@ const (
 // stores all scores.
 const plainAttention = "plain"
 
+// compileAhead has a run take programs that were compiled without a GPU.
+const compileAhead = "ahead"
+
 // The words of a plan.
 var (
 	attentions = []string{plainAttention}
+	compiles   = []string{compileAhead}
 	gathers    = []string{GatherLayer, GatherMicrobatch, GatherStep}
 	contexts   = []string{"gather", "ring"}
 	offloads   = []string{Activations, OptimizerState}
@@ -142,6 +148,10 @@ const (
 
 // PlainAttention reports whether the plan asks for attention without a kernel of its own.
 func (p *Plan) PlainAttention() bool { return p != nil && p.Attention == plainAttention }
+
+// Ahead reports whether a run takes the programs that `deepwell compile` made of the plan, if the
+// cache has them.
+func (p *Plan) Ahead() bool { return p != nil && p.Compile == compileAhead }
 
 // Offloads reports whether something is offloaded to host memory; a nil plan offloads nothing.
 func (p *Plan) Offloads(what string) bool {
@@ -265,6 +275,36 @@ func (p *Plan) SplitAcrossNVLink(domain int64) []string {
 	}
 	slices.Reverse(list)
 	return list
+}
+
+// Crosses finds the innermost axis with a group that is in one NVLink domain if domains are as
+// large as domain and follow each other, and in several by actual, which names the domain of every
+// device. It returns the devices of that group, or "" if all groups stay in theirs.
+func (p *Plan) Crosses(domain int64, actual []string) (axis string, group []int64) {
+	span := int64(1)
+	for _, axis := range slices.Backward(p.axes()) {
+		n, stride := p.Size(axis), span
+		span *= n
+		if n < 2 || axis == PipelineAxis {
+			continue
+		}
+		for first := range p.Devices() {
+			last := first + (n-1)*stride
+			if first/stride%n != 0 || first/domain != last/domain {
+				continue
+			}
+			group = group[:0]
+			several := false
+			for d := first; d <= last; d += stride {
+				group = append(group, d)
+				several = several || actual[d] != actual[first]
+			}
+			if several {
+				return axis, group
+			}
+		}
+	}
+	return "", nil
 }
 
 // fits lists the divisors of a size that are near another one, for messages.

@@ -14,6 +14,7 @@ import (
 	"github.com/deepwell/deepwell/diag"
 	"github.com/deepwell/deepwell/event"
 	"github.com/deepwell/deepwell/internal/atomicfile"
+	"github.com/deepwell/deepwell/internal/lists"
 )
 
 // An Installer brings engines to disk.
@@ -98,7 +99,7 @@ func (in *Installer) install(ctx context.Context, c *catalogue, e *engine, dir s
 	if err != nil {
 		return err
 	}
-	slices.SortFunc(files, byPath)
+	lists.Sort(files, byPath)
 	digest := treeDigest(files)
 	if want := e.trees[c.host]; digest != want {
 		return diag.New(diag.EngineDigest,

@@ -191,7 +191,7 @@ func checkNames(folder string, files []file) (folders []seal, err error) {
 func checkBytes(ctx context.Context, folder string, files []file, known record) (
 	seals []seal, changed string, err error) {
 	work := slices.Clone(files)
-	slices.SortStableFunc(work, func(a, b file) int { return cmp.Compare(b.Bytes, a.Bytes) })
+	lists.Sort(work, func(a, b file) int { return cmp.Compare(b.Bytes, a.Bytes) })
 	results := make([]error, len(work))
 	seals = make([]seal, len(work))
 	next := make(chan int, len(work))

@@ -76,7 +76,7 @@ func (p *Policy) all(have []model.Linear, f dtype.Format, why string) {
 // add appends a rule for all layers from from on.
 func (p *Policy) add(words []string, from int, f dtype.Format, why string) {
 	words = slices.Clone(words)
-	slices.SortFunc(words, compareWords)
+	lists.Sort(words, compareWords)
 	p.Rules = append(p.Rules, Rule{Linears: words, From: from, To: p.Layers, Format: f, Why: why})
 }
 

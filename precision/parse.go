@@ -9,6 +9,7 @@ import (
 
 	"github.com/deepwell/deepwell/diag"
 	"github.com/deepwell/deepwell/dtype"
+	"github.com/deepwell/deepwell/internal/lists"
 	"github.com/deepwell/deepwell/internal/strictjson"
 )
 
@@ -72,12 +73,12 @@ func (r reader) rule() (rule Rule) {
 	r.Object(
 		field{Name: "linears", Must: true, Read: func() {
 			rule.Linears = r.words("a list of linear layers or parts of a block", nil)
-			slices.SortFunc(rule.Linears, compareWords)
+			lists.Sort(rule.Linears, compareWords)
 		}},
 		field{Name: "layers", Must: true, Read: func() { rule.From, rule.To = r.span() }},
 		field{Name: "products", Read: func() {
 			rule.GEMMs = r.words("", gemms)
-			slices.SortFunc(rule.GEMMs, func(a, b string) int {
+			lists.Sort(rule.GEMMs, func(a, b string) int {
 				return cmp.Compare(slices.Index(gemms, a), slices.Index(gemms, b))
 			})
 			if len(rule.GEMMs) == len(gemms) {

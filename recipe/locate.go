@@ -2,7 +2,6 @@ package recipe
 
 import (
 	"fmt"
-	"slices"
 	"strings"
 
 	"github.com/pelletier/go-toml/v2/unstable"
@@ -107,7 +106,7 @@ func (p *reader) report() error {
 	if len(p.errs) == 0 {
 		return nil
 	}
-	slices.SortStableFunc(p.errs, func(a, b found) int { return a.line - b.line })
+	lists.Sort(p.errs, func(a, b found) int { return a.line - b.line })
 	others := lists.Map(p.errs[1:], func(f found) string {
 		return fmt.Sprintf("also %s: %s; %s", f.err.Where, f.err.What, f.err.Fix)
 	})

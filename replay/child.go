@@ -28,6 +28,7 @@ type request struct {
 	WithoutCuDNN            bool
 	Compile                 *program.Module // for the cluster, or
 	Run                     *order
+	Live                    *liveOrder // on the GPUs of this host, beside Run if it compares
 }
 
 // An order is a request to run programs and to compare their results.
@@ -47,33 +48,42 @@ type answer struct {
 	Format  string
 	Code    []byte
 	Results []*Result
+	Live    *liveAnswer
 }
 
 // A child has the engines that it needed so far.
 type child struct {
-	gpu *engine.Compiler
-	cpu map[int]*engine.Engine // by the number of devices
+	gpu  *engine.Compiler
+	gpus *engine.Engine         // of this host
+	cpu  map[int]*engine.Engine // by the number of devices
 }
 
 func newChild() *child { return &child{cpu: map[int]*engine.Engine{}} }
 
 func (c *child) answer(q *request) (*answer, error) {
 	ctx := context.Background()
-	if q.Compile != nil {
+	switch {
+	case q.Compile != nil:
 		return c.compile(ctx, q)
+	case q.Live != nil:
+		return c.live(ctx, q)
 	}
-	n := slices.Max(q.Run.Reference.Devices) + 1
-	e := c.cpu[n]
-	if e == nil {
-		var err error
-		if e, err = engine.Open(ctx, "cpu", engine.Options{Dir: q.Engines, Cache: q.Cache,
-			Devices: n}); err != nil {
-			return nil, err
-		}
-		c.cpu[n] = e
+	e, err := c.cpuEngine(ctx, q)
+	if err != nil {
+		return nil, err
 	}
 	results, err := (&job{order: q.Run, engine: e}).run(ctx)
 	return &answer{Results: results}, err
+}
+
+// cpuEngine is the CPU engine with the devices of the order's reference.
+func (c *child) cpuEngine(ctx context.Context, q *request) (e *engine.Engine, err error) {
+	n := slices.Max(q.Run.Reference.Devices) + 1
+	if c.cpu[n] == nil {
+		c.cpu[n], err = engine.Open(ctx, "cpu", engine.Options{Dir: q.Engines, Cache: q.Cache,
+			Devices: n})
+	}
+	return c.cpu[n], err
 }
 
 // compile compiles for the cluster.
@@ -98,45 +108,59 @@ type job struct {
 	engine *engine.Engine
 	inputs map[string][][]byte // of each argument, by device, in the programs' own types
 	skips  []skip
+	// compiled, if there is one, sees each program that was compiled.
+	compiled func(*engine.Executable) error
 }
 
 // run compiles and runs the reference, and then each code on the same inputs.
 func (j *job) run(ctx context.Context) ([]*Result, error) {
-	j.inputs = map[string][][]byte{}
-	for _, p := range j.Before {
-		if err := j.produce(ctx, p); err != nil {
-			return nil, err
-		}
-	}
-	if err := j.fill(j.Reference, j.Kind); err != nil {
-		return nil, err
-	}
-	if err := j.fillSkips(); err != nil {
-		return nil, err
-	}
-	m := described(j.Reference, j.Wide)
-	var r Result
-	want, err := j.outcomes(ctx, m, nil, &r.Seconds.CompileReference, &r.Seconds.RunReference)
+	want, r, err := j.reference(ctx)
 	if err != nil {
 		return nil, err
 	}
+	m := described(j.Reference, j.Wide)
 	var list []*Result
 	for _, code := range j.Codes {
-		one := r
+		one := *r
 		one.Module, one.Wide = m.Name, j.Wide
 		got, err := j.outcomes(ctx, m, code, &one.Seconds.CompileReplay, &one.Seconds.RunReplay)
 		if err != nil {
 			return nil, err
 		}
-		for i, a := range m.Results {
-			d := compare(a.Name, a.Global.Type, got[0][i], want[0][i])
-			d.Shape = j.Reference.Results[i].Global
-			one.Arrays = append(one.Arrays, d)
-		}
-		one.Arrays = append(one.Arrays, j.compareSkips(m, got[1:], want[1:])...)
+		j.compareAll(&one, m, got, want)
 		list = append(list, &one)
 	}
 	return list, nil
+}
+
+// reference draws all inputs and gives what the reference makes of them.
+func (j *job) reference(ctx context.Context) (want [][][][]byte, r *Result, err error) {
+	j.inputs = map[string][][]byte{}
+	for _, p := range j.Before {
+		if err := j.produce(ctx, p); err != nil {
+			return nil, nil, err
+		}
+	}
+	if err := j.fill(j.Reference, j.Kind); err != nil {
+		return nil, nil, err
+	}
+	if err := j.fillSkips(); err != nil {
+		return nil, nil, err
+	}
+	r = &Result{}
+	want, err = j.outcomes(ctx, described(j.Reference, j.Wide), nil, &r.Seconds.CompileReference,
+		&r.Seconds.RunReference)
+	return want, r, err
+}
+
+// compareAll compares the results of all runs.
+func (j *job) compareAll(r *Result, m *program.Module, got, want [][][][]byte) {
+	for i, a := range m.Results {
+		d := compare(a.Name, a.Global.Type, got[0][i], want[0][i])
+		d.Shape = j.Reference.Results[i].Global
+		r.Arrays = append(r.Arrays, d)
+	}
+	r.Arrays = append(r.Arrays, j.compareSkips(m, got[1:], want[1:])...)
 }
 
 // produce runs a program that makes inputs, and keeps its results.
@@ -188,6 +212,11 @@ func (j *job) outcomes(ctx context.Context, m *program.Module, code []byte, comp
 	}
 	defer x.Free()
 	*compiling = time.Since(start).Seconds()
+	if j.compiled != nil {
+		if err := j.compiled(x); err != nil {
+			return nil, err
+		}
+	}
 	var all [][][][]byte
 	for _, s := range append([]skip{{}}, j.skips...) {
 		start = time.Now()

@@ -152,6 +152,9 @@ func (f filler) batch(a program.Array, draw *rand.Rand) func(at int64) float64 {
 	case model.InputPositions:
 		seq := a.Global.Dims[len(a.Global.Dims)-1]
 		return func(at int64) float64 { return float64(at % seq) }
+	case model.InputSegments: // three documents in each sequence
+		seq := a.Global.Dims[len(a.Global.Dims)-1]
+		return func(at int64) float64 { return float64(at % seq * 3 / seq) }
 	case ir.InputRows:
 		return func(at int64) float64 { return float64(at) }
 	case ir.InputNoise:

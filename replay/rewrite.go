@@ -6,6 +6,7 @@ import (
 	"slices"
 
 	"github.com/deepwell/deepwell/diag"
+	"github.com/deepwell/deepwell/internal/lists"
 	"github.com/deepwell/deepwell/internal/wire"
 )
 
@@ -173,7 +174,7 @@ func (r *rewriter) computation(id int64) *written {
 	if root == nil {
 		r.refuseProgram("the result of %s is an operation that is not done", c.name)
 	}
-	slices.SortFunc(params, func(a, b *value) int { return int(a.param() - b.param()) })
+	lists.Sort(params, func(a, b *value) int { return int(a.param() - b.param()) })
 	for i, p := range params {
 		if p.param() != int64(i) {
 			r.refuseProgram("%s has no parameter %d", c.name, i)

@@ -2,9 +2,11 @@ package replay
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 
+	"github.com/deepwell/deepwell/diag"
 	"github.com/deepwell/deepwell/engine"
 	"github.com/deepwell/deepwell/internal/isolate"
 	"github.com/deepwell/deepwell/machine"
@@ -24,7 +26,9 @@ type RunOptions struct {
 	// WithoutCuDNN makes no cuDNN plans. They are no part of what is replayed.
 	WithoutCuDNN bool
 	Seed         uint64 // of the inputs
-	Log          io.Writer
+	// MemoryFraction is the share of a GPU's memory that programs on this host's GPUs get.
+	MemoryFraction float32
+	Log            io.Writer
 }
 
 // A Runner compiles programs for GPUs and replays them on CPU devices, in child processes.
@@ -116,13 +120,18 @@ func (r *Runner) Replay(ctx context.Context, p Pair, o Options) (*Result, *Modul
 func (r *Runner) ask(ctx context.Context, m *program.Module, q *request) (a *answer, err error) {
 	w := <-r.idle
 	defer func() {
-		if w != nil && !w.Alive() { // the next request gets a new one
+		// CUDA gives the error of a GPU to every later call of the process.
+		failed := errors.Is(err, diag.DeviceFailed) || errors.Is(err, diag.CollectiveFailed)
+		if w != nil && (failed || !w.Alive()) { // the next request gets a new one
 			w.Close()
 			w = nil
 		}
 		r.idle <- w
 	}()
 	q.Engines, q.Cache, q.WithoutCuDNN = r.o.Engines, r.o.Cache, r.o.WithoutCuDNN
+	if q.Live != nil {
+		q.Live.Fraction = r.o.MemoryFraction
+	}
 	if r.here != nil {
 		return r.here.answer(q)
 	}

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/deepwell/deepwell/internal/lists"
 	"github.com/deepwell/deepwell/program"
 	"github.com/deepwell/deepwell/step"
 )
@@ -39,6 +40,8 @@ type Outcome struct {
 	Cached      bool     `json:"compile_cached"`  // the cache had the program
 	Replay      float64  `json:"replay_seconds"`  // all the rest
 	Census      Census   `json:"-"`
+	// Calls are the custom calls of a program that ran on a GPU.
+	Calls []string `json:"calls,omitempty"`
 }
 
 // MarshalJSON writes what a reader of [Outcome].Beyond needs. JSON has no infinity.
@@ -75,13 +78,12 @@ func (r *Runner) Verify(ctx context.Context, p Pair) (*Outcome, error) {
 	}
 	out.Replay = time.Since(start).Seconds()
 	out.Conventions = append([]string{}, m.Conventions...) // JSON has a list, be it empty
-	out.judge(p, results[0])
+	out.judge(p, p.Bound(out.Wide), results[0])
 	return out, nil
 }
 
-// judge compares a result with the pair's bound.
-func (o *Outcome) judge(p Pair, r *Result) {
-	bound := p.Bound(o.Wide)
+// judge compares a result with a bound.
+func (o *Outcome) judge(p Pair, bound Bound, r *Result) {
 	far := r.Beyond(bound)
 	worst := r.Worst()
 	if worst.Relative == 0 && len(far) > 0 { // the same numbers, not the same bits
@@ -92,7 +94,7 @@ func (o *Outcome) judge(p Pair, r *Result) {
 	}
 	o.Bound, o.Why = bound.Limit, bound.Why
 	o.Arrays, o.Exact = len(r.Arrays), r.Exact()
-	slices.SortStableFunc(far, func(a, b Difference) int {
+	lists.Sort(far, func(a, b Difference) int {
 		return cmp.Or(cmp.Compare(b.Relative, a.Relative), cmp.Compare(a.Equal, b.Equal))
 	})
 	o.Beyond = far

@@ -117,7 +117,7 @@ func adapted(row *ir.Row) *ir.Row {
 		types, err := infer(g, &plain)
 		if order := op.Attrs.List(attrOrder); err == nil && len(order) > 0 {
 			types[0].Dims = slices.Clone(types[0].Dims)
-			slices.SortFunc(types[0].Dims, func(a, b ir.Dim) int {
+			lists.Sort(types[0].Dims, func(a, b ir.Dim) int {
 				return slices.Index(order, a.Name) - slices.Index(order, b.Name)
 			})
 		}

@@ -315,7 +315,7 @@ func checkFile(file string) error {
 // checkHomes sorts by tensor and refuses doubled tensors, and files whose names differ only in
 // case, which are one file on some disks and two on others.
 func checkHomes(homes []location) error {
-	slices.SortFunc(homes, func(a, b location) int { return strings.Compare(a.tensor, b.tensor) })
+	lists.Sort(homes, func(a, b location) int { return strings.Compare(a.tensor, b.tensor) })
 	spelled := map[string]string{}
 	for i, h := range homes {
 		if i > 0 && homes[i-1].tensor == h.tensor {

@@ -11,6 +11,7 @@ import (
 	"github.com/deepwell/deepwell/diag"
 	"github.com/deepwell/deepwell/dtype"
 	"github.com/deepwell/deepwell/internal/human"
+	"github.com/deepwell/deepwell/internal/lists"
 )
 
 // The codes that this package's errors carry.
@@ -90,7 +91,7 @@ func parseHeader(text string, data int64) ([]entry, map[string]string, error) {
 	if err := cover(p.entries, data); err != nil {
 		return nil, nil, err
 	}
-	slices.SortFunc(p.entries, func(a, b entry) int { return strings.Compare(a.name, b.name) })
+	lists.Sort(p.entries, func(a, b entry) int { return strings.Compare(a.name, b.name) })
 	for i := 1; i < len(p.entries); i++ {
 		if p.entries[i].name == p.entries[i-1].name {
 			return nil, nil, damaged("the name %s stands twice", human.Quote(p.entries[i].name))
@@ -235,7 +236,7 @@ func (p *headerParser) offsets(e *entry) error {
 
 // cover demands that the tensors fill the data from its first byte to its last, each byte once.
 func cover(entries []entry, data int64) error {
-	slices.SortFunc(entries, func(a, b entry) int {
+	lists.Sort(entries, func(a, b entry) int {
 		return cmp.Or(cmp.Compare(a.begin, b.begin), cmp.Compare(a.end, b.end))
 	})
 	at := int64(0)

@@ -12,6 +12,7 @@ import (
 
 	"github.com/deepwell/deepwell/diag"
 	"github.com/deepwell/deepwell/internal/atomicfile"
+	"github.com/deepwell/deepwell/internal/lists"
 )
 
 // Options say how WriteFolder splits a model into files.
@@ -66,7 +67,7 @@ func splitFiles(items []Item, opts Options) ([]layout, error) {
 		return nil, err
 	}
 	items = slices.Clone(items)
-	slices.SortFunc(items, func(a, b Item) int { return strings.Compare(a.Name, b.Name) })
+	lists.Sort(items, func(a, b Item) int { return strings.Compare(a.Name, b.Name) })
 	var parts []layout
 	first, held := 0, int64(0)
 	cut := func(end int) error {

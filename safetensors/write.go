@@ -20,6 +20,7 @@ import (
 	"github.com/deepwell/deepwell/dtype"
 	"github.com/deepwell/deepwell/internal/atomicfile"
 	"github.com/deepwell/deepwell/internal/human"
+	"github.com/deepwell/deepwell/internal/lists"
 )
 
 // An Item is one tensor to write.
@@ -150,7 +151,7 @@ func arrange(items []Item, metadata map[string]string) (layout, error) {
 
 // Sort puts tensors in the order of the reference library, in which all are aligned.
 func Sort(items []Item) {
-	slices.SortFunc(items, func(a, b Item) int {
+	lists.Sort(items, func(a, b Item) int {
 		return cmp.Or(cmp.Compare(typeRank(b.Shape.Type), typeRank(a.Shape.Type)),
 			strings.Compare(a.Name, b.Name))
 	})

@@ -59,28 +59,46 @@ func (b Box) Take(shard, box []byte, width int64) {
 	strided.Copy(shard, box, width, axes)
 }
 
-// Contains reports whether a region of the global array, in elements, is inside of the box.
-func (b Box) Contains(start, size []int64) bool {
+// Overlap is the region that the box and another share; ok is false if they share nothing.
+func (b Box) Overlap(start, size []int64) (shared Box, ok bool) {
+	shared = Box{Start: make([]int64, len(start)), Size: make([]int64, len(start))}
 	for i := range start {
-		if start[i] < b.Start[i] || start[i]+size[i] > b.Start[i]+b.Size[i] {
-			return false
+		shared.Start[i] = max(b.Start[i], start[i])
+		shared.Size[i] = min(b.Start[i]+b.Size[i], start[i]+size[i]) - shared.Start[i]
+		if shared.Size[i] <= 0 {
+			return shared, false
 		}
 	}
-	return true
+	return shared, true
 }
 
-// Give fills the dense, row-major bytes of a region that the box contains from its shard; elements
-// have width bytes.
-func (b Box) Give(region, shard []byte, start, size []int64, width int64) {
-	at, dense := int64(0), int64(1)
-	axes := make([]strided.Axis, len(size))
-	for i := len(size) - 1; i >= 0; i-- {
-		axes[i] = strided.Axis{N: size[i], Src: b.strides[i], Dst: dense}
-		at += (start[i] - b.Start[i]) * b.strides[i]
-		dense *= size[i]
+// Span is where a region that the box contains lies in its shard, from the region's first element
+// to behind its last. dense tells that nothing else lies between, and rows follow each other.
+func (b Box) Span(start, size []int64) (from, to int64, dense bool) {
+	last, row := int64(0), int64(1)
+	dense = true
+	for i, n := range slices.Backward(size) {
+		from += (start[i] - b.Start[i]) * b.strides[i]
+		last += (n - 1) * b.strides[i]
+		dense = dense && (n == 1 || b.strides[i] == row)
+		row *= n
+	}
+	return from, from + last + 1, dense
+}
+
+// Give copies a region that the box contains from its shard into the dense, row-major bytes of a
+// larger one. shard begins at the shard's element first; elements have width bytes.
+func (b Box) Give(larger []byte, of, region Box, shard []byte, first, width int64) {
+	from, to, dense := -first, int64(0), int64(1)
+	axes := make([]strided.Axis, len(region.Size))
+	for i := len(region.Size) - 1; i >= 0; i-- {
+		axes[i] = strided.Axis{N: region.Size[i], Src: b.strides[i], Dst: dense}
+		from += (region.Start[i] - b.Start[i]) * b.strides[i]
+		to += (region.Start[i] - of.Start[i]) * dense
+		dense *= of.Size[i]
 	}
 	if dense > 0 {
-		strided.Copy(region, shard[at*width:], width, axes)
+		strided.Copy(larger[to*width:], shard[from*width:], width, axes)
 	}
 }
 

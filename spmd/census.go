@@ -10,6 +10,7 @@ import (
 
 	"github.com/deepwell/deepwell/dtype"
 	"github.com/deepwell/deepwell/hlo"
+	"github.com/deepwell/deepwell/internal/lists"
 	"github.com/deepwell/deepwell/ir"
 )
 
@@ -24,8 +25,9 @@ type Traffic struct {
 	Count int64 `json:"count"`
 	Bytes int64 `json:"bytes"`
 	// Redundant and RedundantBytes are the share that XLA:GPU may remove. Backward loops repeat
-	// gathers of forward loops; collective pipelining peels one iteration of each, and CSE may merge
-	// the peeled pair. Reductions of replicated statistics may be rewritten as multiplications.
+	// gathers, and the moves of a ring, of forward loops; collective pipelining peels one iteration of
+	// each, and CSE may merge the peeled pair. Reductions of replicated statistics may be rewritten as
+	// multiplications.
 	Redundant      int64 `json:"twice,omitempty"`
 	RedundantBytes int64 `json:"twice_bytes,omitempty"`
 }
@@ -43,7 +45,7 @@ func CensusOf(g *ir.Graph) Census {
 	for _, row := range c.rows {
 		list = append(list, *row)
 	}
-	slices.SortFunc(list, func(a, b Traffic) int {
+	lists.Sort(list, func(a, b Traffic) int {
 		return cmp.Or(cmp.Compare(a.Kind, b.Kind), slices.Compare(a.Axes, b.Axes))
 	})
 	return list
@@ -140,8 +142,8 @@ func (c *censusTaker) send(g *ir.Graph, op *ir.Op, s ir.Send, times int64, back 
 	c.count(kindsOf[s.Kind], s.Axes, times*s.Count, s.Bytes)
 	redundant := int64(0)
 	switch {
-	case gathers && back && s.Of.Role == ir.Residual:
-		redundant = 1
+	case (gathers || s.Kind == ir.Permute) && back && s.Of != nil && s.Of.Role == ir.Residual:
+		redundant = s.Count
 	case op.Kind == "join_stats" && replicated(g, op, s.Axes):
 		redundant = times * s.Count
 	default:

@@ -112,14 +112,14 @@ func (b *builder) check() error {
 	b.Shape = model.Shape{Batch: int64(r.Microbatch), Seq: int64(r.Seq),
 		PlainAttention: b.Spec.Plan.PlainAttention()}
 	// Whether attention stays within the documents of a packed sequence depends on the kernel.
-	apart, why := b.kernels.Documents()
+	apart, why := b.kernels.Documents(r.Precision, b.Shape.PlainAttention)
 	if b.Shape.Documents = apart; apart {
 		b.Notes = append(b.Notes, why)
 	} else {
 		b.Warnings = append(b.Warnings, why)
 	}
 	b.Shape.Elem, b.Shape.MatmulType = b.kernels.Types(r.Precision)
-	if b.Programs.Optimizer = b.Spec.Optimizer; b.Programs.Optimizer == nil {
+	if b.Programs.Optimizer = rounding(b.Spec.Optimizer, b.Shape.Elem); b.Spec.Optimizer == nil {
 		b.Programs.Optimizer = optimizerOf(r, b.Shape.Elem)
 	}
 	return nil

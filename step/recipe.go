@@ -110,6 +110,23 @@ func optimizerOf(r *recipe.Recipe, elem dtype.DType) optim.Optimizer {
 	return adam
 }
 
+// rounding lets an optimizer that leaves the type of compute copies open make them in elem.
+// Otherwise the model would go on with the copies that it began with.
+func rounding(o optim.Optimizer, elem dtype.DType) optim.Optimizer {
+	switch o := o.(type) {
+	case optim.SGD:
+		o.Compute = cmp.Or(o.Compute, elem)
+		return o
+	case optim.AdamW:
+		o.Compute = cmp.Or(o.Compute, elem)
+		return o
+	case optim.Muon:
+		o.Compute = cmp.Or(o.Compute, elem)
+		return o
+	}
+	return o
+}
+
 // muonMomentum is Jordan's (2024), whatever the betas of the parameters that AdamW updates.
 const muonMomentum = 0.95
 

@@ -91,7 +91,7 @@ func (b *Branches) Run(ctx context.Context, one Branch) error {
 
 // branch makes one step.
 func (t *Trainer) branch(ctx context.Context, b Branch, one *prefetched) error {
-	loss, err := t.hooks.gradients(ctx, one.batch)
+	loss, err := t.gradientsOf(ctx, one)
 	if err != nil {
 		return err
 	}
@@ -187,10 +187,7 @@ func (t *Trainer) editGradients(ctx context.Context,
 		if pc.layout != nil {
 			ways[0].local = pc.layout.Stored
 		}
-		if err := pc.readShards(&changed, h.mesh, ways, t.opts.Engine.Has); err != nil {
-			return err
-		}
-		if err := t.place(h, ways[0]); err != nil {
+		if err := t.fillArrays(ctx, &pc, &changed, h, ways); err != nil {
 			return err
 		}
 	}

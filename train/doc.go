@@ -25,6 +25,7 @@
 //	identity.go                               what must not change between a save and a resume
 //	precision.go, report.go                   quantized GEMMs: statistics, fallback, return
 //	guard.go, rerun.go, watchdog.go           spikes, rejected steps, stalls
+//	replicas.go, digest.go                    devices that must have the same bits
 //	peers.go, together.go                     runs over several processes
 //	memory.go, disk.go                        what fits
 //	branch.go                                 short runs beside a run, for comparisons

@@ -29,7 +29,8 @@ type executor struct {
 	probes *compiled
 	ranks  []*rank // by number; nil for a rank of another process
 	links  []engine.Link
-	peers  *peers // the other processes; nil for a run in one process
+	peers  *peers       // the other processes; nil for a run in one process
+	staged *stagedBatch // of the present step; nil if nothing was placed ahead
 }
 
 // A rank is one pipeline rank of this process: its devices and the state that they hold.
@@ -43,6 +44,9 @@ type rank struct {
 	stats  report                 // of the present step
 	ends   map[int]engine.Link    // to the ranks of neighbouring stages, by rank
 	shared map[string]engine.Link // to the rank that shares a parameter, by parameter
+	// replicas is what was last compared between devices, and digesters the programs for it, by shape.
+	replicas  *replicaCheck
+	digesters map[string]*engine.Executable
 }
 
 // linkRoom is how many arrays may wait in a link between two ranks: as many as the schedule lets
@@ -57,7 +61,8 @@ func newExecutor(ctx context.Context, t *Trainer) (*executor, error) {
 	for n, r := range p.Ranks {
 		if c.peers.hosts(n, len(p.Ranks)) {
 			c.ranks[n] = &rank{number: n, devices: c.peers.local(r.Devices, n, len(p.Ranks)),
-				ends: map[int]engine.Link{}, shared: map[string]engine.Link{}}
+				ends: map[int]engine.Link{}, shared: map[string]engine.Link{},
+				digesters: map[string]*engine.Executable{}}
 		}
 	}
 	var err error
@@ -193,6 +198,9 @@ func (c *executor) free() {
 	}
 	c.x.free()
 	for _, r := range c.hosted() {
+		for _, x := range r.digesters {
+			x.Free()
+		}
 		r.state.Free()
 	}
 }

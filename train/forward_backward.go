@@ -45,39 +45,63 @@ func (c *executor) gradients(ctx context.Context, b *data.Batch) (loss float64, 
 }
 
 // joint runs the microbatches one after the other, where forward and backward pass are one program.
-// The first one writes the gradients, the others add to them.
+// The first one writes the gradients, the others add to them. A microbatch is queued before the
+// loss of the one before it is read, so that the devices do not wait for the host.
 func (c *executor) joint(ctx context.Context, at *compiled, b *data.Batch) (total float64,
 	err error) {
 	r := c.ranks[0]
+	var before *engine.Run // whose loss is not read yet
+	var last *engine.Executable
+	read := func(run *engine.Run, x *engine.Executable) error {
+		defer run.Free()
+		defer c.t.span("gradient")()
+		loss, err := scalar(ctx, run.Results[0])
+		if err != nil {
+			return err
+		}
+		total += loss
+		return r.stats.read(ctx, string(step.Gradient), run.Results, x.Module())
+	}
 	for first := 0; first < b.Sequences; first += c.t.opts.Recipe.Microbatch {
 		x := at.of(step.Gradient, r)
 		if first > 0 {
 			x = at.of(step.Accumulate, r)
 		}
-		loss, err := c.microbatch(ctx, r, x, b, first)
+		run, err := c.microbatch(ctx, r, x, b, first)
+		if err == nil && before != nil {
+			err = read(before, last)
+		} else if err != nil && before != nil {
+			before.Free()
+		}
 		if err != nil {
+			if run != nil {
+				run.Free()
+			}
 			return 0, err
 		}
-		total += loss
+		before, last = run, x
 	}
-	return total, nil
+	if c.t.hooks.beforeLoss != nil {
+		c.t.hooks.beforeLoss()
+	}
+	err = read(before, last)
+	return total, err
 }
 
-// microbatch runs one microbatch, the sequences from first on, and returns its share of the loss.
+// microbatch queues one microbatch, the sequences from first on.
 func (c *executor) microbatch(ctx context.Context, r *rank, x *engine.Executable, b *data.Batch,
-	first int) (float64, error) {
-	end := c.t.span("place")
-	rows := r.batch(b, first, int(c.t.programs.Shape.Batch), c.t.hooks.lossScale(b.Total))
-	run, err := r.run(ctx, x, &r.state, rows)
-	end()
-	if err != nil {
-		return 0, err
+	first int) (*engine.Run, error) {
+	defer c.t.span("place")()
+	var placed []*engine.Array
+	for _, spec := range x.Module().Args {
+		if a := c.staged.take(b, 0, first, spec.Name); a != nil {
+			placed = append(placed, a)
+		}
 	}
-	defer run.Free()
-	defer c.t.span("gradient")()
-	loss, err := scalar(ctx, run.Results[0])
+	rows := r.batch(b, first, int(c.t.programs.Shape.Batch), c.t.hooks.lossScale(b.Total))
+	run, err := r.run(ctx, x, &r.state, rows, placed...)
 	if err != nil {
-		return 0, err
+		return nil, err
 	}
 	// The gradients of the first microbatch become the accumulators. The others return their sums in
 	// the same buffers (donated arguments), which need not be stored again.
@@ -86,7 +110,7 @@ func (c *executor) microbatch(ctx context.Context, r *rank, x *engine.Executable
 			run.Keep(&r.state, run.Results[i])
 		}
 	}
-	return loss, r.stats.read(ctx, string(step.Gradient), run.Results, x.Module())
+	return run, nil
 }
 
 // pipelined runs the microbatches through the stages in the order of the schedule. Only the last
@@ -126,6 +150,9 @@ func (c *executor) pipelined(ctx context.Context, at *compiled, b *data.Batch) (
 // the last.
 func (c *executor) data(stage int, m *program.Module, spec program.Array, b *data.Batch, first int,
 	share float64) (*engine.Array, error) {
+	if a := c.staged.take(b, stage, first, spec.Name); a != nil {
+		return a, nil
+	}
 	r := c.ranks[c.t.programs.Stages[stage].Rank]
 	bytes, ok := r.batch(b, first, int(c.t.programs.Shape.Batch), share)[spec.Name]
 	if !ok {

@@ -301,6 +301,7 @@ func (t *Trainer) settled() []fact {
 		{"recipe", recipe.String()},
 		{"plan", t.programs.PlanDigest()},
 		{"until", fmt.Sprint(t.end())},
+		{"profile", fmt.Sprint(t.joinsSpansAfter())},
 		{"model", string(t.config)},
 		{"policy of precision", t.programs.Policy.String()},
 		{"data", digest(t.opts.Data)},

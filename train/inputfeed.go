@@ -3,6 +3,8 @@ package train
 import (
 	"context"
 	"encoding/binary"
+	"slices"
+	"sync"
 
 	"github.com/deepwell/deepwell/data"
 	"github.com/deepwell/deepwell/dtype"
@@ -55,6 +57,14 @@ func newInputFeed(t *Trainer, p *plan.Plan, list []*step.Program) *inputFeed {
 // in the loss: one over the number of labels in the whole batch, so that the sum over microbatches
 // is the mean.
 func (f *inputFeed) batch(b *data.Batch, first, rows int, share float64) map[string][]byte {
+	inputs := f.tokens(b, first, rows)
+	inputs[model.InputShare], inputs[ir.InputNoise] = f32Bytes(share), int32Bytes(f.noiseSeed())
+	return inputs
+}
+
+// tokens returns the inputs of some sequences of a batch that depend on nothing else, not even on
+// the step: they may be placed before it begins.
+func (f *inputFeed) tokens(b *data.Batch, first, rows int) map[string][]byte {
 	// Arrays of a batch are [B, S] in row-major order: sequence n begins at n·S.
 	from, to := first*b.Seq, (first+rows)*b.Seq
 	return map[string][]byte{
@@ -62,8 +72,6 @@ func (f *inputFeed) batch(b *data.Batch, first, rows int, share float64) map[str
 		model.InputLabels:    f.sequences(b.Labels[from:to], b.Seq),
 		model.InputPositions: f.sequences(b.Positions[from:to], b.Seq),
 		model.InputSegments:  f.sequences(b.Segments[from:to], b.Seq),
-		model.InputShare:     f32Bytes(share),
-		ir.InputNoise:        int32Bytes(f.noiseSeed()),
 		ir.InputRows:         f.sequences(countUp(int32(from), int32(to)), b.Seq),
 	}
 }
@@ -121,11 +129,12 @@ func (f *inputFeed) globalDims(v *ir.Value) (dims []ir.Dim) {
 	return dims
 }
 
-// run places inputs, runs a program on them and the state, and frees the inputs.
+// run places inputs but for those that are placed already, runs a program on them and the state,
+// and frees them all.
 func (f *inputFeed) run(ctx context.Context, x *engine.Executable, st *engine.State,
-	inputs map[string][]byte) (*engine.Run, error) {
+	inputs map[string][]byte, placed ...*engine.Array) (*engine.Run, error) {
 	m := x.Module()
-	var arrays []*engine.Array
+	arrays := placed
 	defer func() {
 		for _, a := range arrays {
 			a.Free()
@@ -133,7 +142,9 @@ func (f *inputFeed) run(ctx context.Context, x *engine.Executable, st *engine.St
 	}()
 	for _, spec := range m.Args {
 		bytes, ok := inputs[spec.Name]
-		if !ok {
+		if !ok || slices.ContainsFunc(placed, func(a *engine.Array) bool {
+			return a.Name() == spec.Name
+		}) {
 			continue
 		}
 		a, err := f.place(m, spec, bytes)
@@ -144,6 +155,88 @@ func (f *inputFeed) run(ctx context.Context, x *engine.Executable, st *engine.St
 	}
 	// A step that has begun runs to its end; only the wait for it is canceled.
 	return x.Step(ctx, st, arrays...)
+}
+
+// A stagedBatch is a batch whose first inputs are on the devices before its step begins. They are
+// placed while the devices compute the step before.
+type stagedBatch struct {
+	batch  *data.Batch
+	mu     sync.Mutex
+	arrays map[stagedInput]*engine.Array // that no program has taken yet
+}
+
+// A stagedInput is an input of the sequences of a batch from first on, for a stage.
+type stagedInput struct {
+	stage, first int
+	name         string
+}
+
+// A stagedPlace is where sequences of a batch go: a rank, and a program there that takes them.
+type stagedPlace struct {
+	rank         *rank
+	stage, first int
+	module       *program.Module
+}
+
+// stagedPlaces are what is placed ahead: the first microbatch, as the programs at work take it. It
+// is called where programs may change, and [stage] where they do not matter any more.
+func (c *executor) stagedPlaces() (list []stagedPlace) {
+	for k, s := range c.t.programs.Stages {
+		x := c.x.stage(step.Forward, k)
+		if c.t.programs.Joint() {
+			x = c.x.of(step.Gradient, c.ranks[s.Rank])
+		}
+		if c.ranks[s.Rank] != nil && x != nil {
+			list = append(list, stagedPlace{c.ranks[s.Rank], k, 0, x.Module()})
+		}
+	}
+	return list
+}
+
+// stage places the inputs of a batch ahead of its step. What cannot be placed is left to the step,
+// which then says why.
+func stage(b *data.Batch, places []stagedPlace, rows int) *stagedBatch {
+	s := &stagedBatch{batch: b, arrays: map[stagedInput]*engine.Array{}}
+	for _, p := range places {
+		inputs := p.rank.tokens(b, p.first, rows)
+		for _, spec := range p.module.Args {
+			bytes, ok := inputs[spec.Name]
+			if !ok {
+				continue
+			}
+			if a, err := p.rank.place(p.module, spec, bytes); err == nil {
+				s.arrays[stagedInput{p.stage, p.first, spec.Name}] = a
+			}
+		}
+	}
+	return s
+}
+
+// take gives an input that was placed ahead, which then is the caller's; nil if it was not. s may
+// be nil.
+func (s *stagedBatch) take(b *data.Batch, stage, first int, name string) *engine.Array {
+	if s == nil || s.batch != b {
+		return nil
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	at := stagedInput{stage, first, name}
+	a := s.arrays[at]
+	delete(s.arrays, at)
+	return a
+}
+
+// free frees what no program has taken; s may be nil.
+func (s *stagedBatch) free() {
+	if s == nil {
+		return
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, a := range s.arrays {
+		a.Free()
+	}
+	clear(s.arrays)
 }
 
 // settings returns the scalar inputs of an update: whether to commit, learning rate, the largest

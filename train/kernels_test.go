@@ -39,7 +39,7 @@ func TestPricesAssumeTheKernelsThatProgramsCall(t *testing.T) {
 		{"qwen2.5-0.5b", "gb300", 4096, ring, dtype.BF16, kernels.CuDNN},
 		{"qwen2.5-0.5b", "gb300", 16384, ring, dtype.BF16, kernels.CuDNN},
 		{"qwen2.5-0.5b", "b200", 4096, ring, dtype.F32, kernels.Plain},
-		{"qwen2.5-0.5b", "b200", 4096, balanced(ring), dtype.BF16, kernels.Plain},
+		{"qwen2.5-0.5b", "b200", 4096, balanced(ring), dtype.BF16, kernels.CuDNN},
 		{"qwen2.5-0.5b", "h100", 4096, ring, dtype.BF16, kernels.CuDNN},
 		{"qwen2.5-0.5b", "rtx6000pro", 4096, ring, dtype.BF16, kernels.CuDNN},
 		{"qwen2.5-0.5b", "a100", 4096, plan.CP{Size: 1, Kind: "gather"}, dtype.BF16, kernels.Plain},

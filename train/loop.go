@@ -112,7 +112,10 @@ type StepResult struct {
 // for which errors.Is(err, io.EOF) is false, with the code [diag.DataRead] unless the Dataset gave
 // it another. Step may then be called again and reads the same batch again.
 //
-// Step neither saves nor validates. If ctx ends while a step is on its way, the error has the code
+// Every 100 steps, as before each save, devices that must have the same bits of the state are
+// compared; if one differs, the error has the code [diag.ReplicasDiffer], and nothing of the state
+// is saved. Step neither saves nor validates.
+// If ctx ends while a step is on its way, the error has the code
 // [diag.Canceled] and wraps the context's cause. While Step waited for data nothing has happened,
 // and it may be called again. After an error on the devices, a cancellation included, the step is
 // abandoned: the trainer can only be closed, and its methods return an error of the code
@@ -125,13 +128,22 @@ func (t *Trainer) Step(ctx context.Context) (StepResult, error) {
 		return StepResult{}, io.EOF
 	}
 	t.pending = false
-	start := t.opts.Now()
+	start, end := t.opts.Now(), t.mark("wait for data")
 	b, err := t.batch(ctx)
+	end()
 	if err != nil {
 		return StepResult{}, t.canceled(ctx, err)
 	}
 	number := t.step + 1
+	end = t.mark("step")
 	r, err := t.oneStep(ctx, b, start)
+	end()
+	if err == nil && t.step%replicaSteps == 0 {
+		err = t.checkReplicas(ctx)
+	}
+	if err == nil {
+		err = t.joinSpans(ctx, number)
+	}
 	err = t.canceled(ctx, err)
 	if err != nil && !errors.Is(err, diag.TrainingLost) { // after which the state is sound
 		t.abandon(err, "step %d was abandoned", number)
@@ -158,7 +170,7 @@ func (t *Trainer) oneStep(ctx context.Context, b *prefetched, start time.Time) (
 		return StepResult{}, err
 	}
 	defer t.phase(t.controller.phase())()
-	loss, err := t.hooks.gradients(ctx, b.batch)
+	loss, err := t.gradientsOf(ctx, b)
 	if err != nil {
 		return StepResult{}, err
 	}
@@ -170,7 +182,9 @@ func (t *Trainer) oneStep(ctx context.Context, b *prefetched, start time.Time) (
 	if err != nil {
 		return StepResult{}, err
 	}
-	norm, applied, err := t.exec.update(ctx, loss <= maxLoss && sound, lr, maxNorm)
+	// +Inf is within a limit of +Inf, and its gradient may be finite.
+	commit := finite(loss) && loss <= maxLoss && sound
+	norm, applied, err := t.exec.update(ctx, commit, lr, maxNorm)
 	if err != nil {
 		return StepResult{}, err
 	}
@@ -181,6 +195,12 @@ func (t *Trainer) oneStep(ctx context.Context, b *prefetched, start time.Time) (
 	}
 	result := StepResult{Step: t.step + 1, Loss: loss, GradNorm: norm, LR: lr,
 		Tokens: int64(b.batch.Sequences) * int64(b.batch.Seq)}
+	if applied && !finite(norm) {
+		// The programs apply no such gradient: the devices compute wrongly, and nothing is saved.
+		return result, diag.New(diag.DeviceFailed, "an update was applied with a gradient norm"+
+			" of %v", norm).At("step %d", result.Step).
+			Try("deepwell doctor; then run the same command again to go on")
+	}
 	if !applied {
 		result.Rejected = cmp.Or(t.guard.judge(loss, norm), why)
 		err := t.reject(ctx, b, result)
@@ -196,6 +216,14 @@ func (t *Trainer) oneStep(ctx context.Context, b *prefetched, start time.Time) (
 	return result, nil
 }
 
+// gradientsOf is the first half of the step of a batch whose inputs may be on the devices already.
+func (t *Trainer) gradientsOf(ctx context.Context, b *prefetched) (float64, error) {
+	t.exec.staged = b.staged
+	defer func() { t.exec.staged = nil }()
+	defer b.staged.free()
+	return t.hooks.gradients(ctx, b.batch)
+}
+
 // advance counts a step.
 func (t *Trainer) advance(b *prefetched) { t.step, t.at = t.step+1, b.after }
 
@@ -205,7 +233,10 @@ type prefetched struct {
 	done   chan struct{} // closed when the rest is set
 	batch  *data.Batch
 	after  data.Position
-	err    error
+	err    error // of the Dataset
+	bad    error // why the programs cannot take the batch
+	// staged has the inputs that are on the devices already; nil if the batch was not read ahead.
+	staged *stagedBatch
 }
 
 // prefetch begins to read the batch at a position. The batch is for a later step, whose context may
@@ -214,6 +245,7 @@ func (t *Trainer) prefetch(ctx context.Context, at data.Position) {
 	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	p := &prefetched{cancel: cancel, done: make(chan struct{})}
 	t.next = p
+	places, rows := t.exec.stagedPlaces(), int(t.programs.Shape.Batch)
 	go func() {
 		defer close(p.done)
 		defer cancel()
@@ -224,6 +256,12 @@ func (t *Trainer) prefetch(ctx context.Context, at data.Position) {
 			}
 		}()
 		p.batch, p.after, p.err = t.opts.Data.Take(ctx, at, t.opts.Recipe.Batch, 0, 1)
+		if p.err != nil {
+			return
+		}
+		if p.batch, p.bad = t.checkBatch(p.batch, t.opts.Recipe.Batch); p.bad == nil && ctx.Err() == nil {
+			p.staged = stage(p.batch, places, rows)
+		}
 	}()
 }
 
@@ -246,9 +284,9 @@ func (t *Trainer) batch(ctx context.Context) (*prefetched, error) {
 		if p.err != nil {
 			return nil, readError(p.err, "the batch of step %d", t.step+1)
 		}
-		var err error
-		p.batch, err = t.checkBatch(p.batch, t.opts.Recipe.Batch)
+		err := p.bad
 		if err == nil && p.after == nil {
+			p.staged.free()
 			err = diag.New(diag.BadInput, "the dataset gave no position behind the batch of step %d",
 				t.step+1).Try("return the position from which the next batch is taken")
 		}
@@ -351,6 +389,9 @@ func (t *Trainer) dropPrefetched() {
 		t.next.cancel()
 	}
 	t.awaitPrefetched()
+	if t.next != nil {
+		t.next.staged.free()
+	}
 	t.next = nil
 }
 
@@ -469,11 +510,11 @@ func (t *Trainer) report(r StepResult) {
 }
 
 // trainingFLOPs returns the arithmetic of one token, forward and backward, which costs twice the
-// forward pass. Where a model does not count its own, it is two operations for each parameter.
+// forward pass, as plans count it: attention has the keys that the mask lets through. Where a model
+// does not count its own, it is two operations for each parameter.
 func trainingFLOPs(m model.Model, seq int) float64 {
 	if c, ok := m.(interface{ Forward(seq int64) model.Flops }); ok {
-		forward := c.Forward(int64(seq))
-		return 3 * (forward.Linear + forward.Square)
+		return c.Forward(int64(seq)).Training().Sum()
 	}
 	flops := 0.0
 	for _, p := range m.Params() {
@@ -487,13 +528,45 @@ func (t *Trainer) memory() int64 { return slices.Max(append(t.opts.Engine.HighWa
 
 // span marks a part of a step for the watchdog and for the trace; the returned function ends it.
 func (t *Trainer) span(name string) func() {
-	done := t.watchdog.runs(name)
-	if t.opts.Spans == nil {
-		return done
-	}
-	end := t.opts.Spans.Begin(t.step+1, name)
+	done, end := t.watchdog.runs(name), t.mark(name)
 	return func() {
 		end()
 		done()
 	}
+}
+
+// mark marks a part of a step for the trace alone.
+func (t *Trainer) mark(name string) func() {
+	if t.opts.Spans == nil {
+		return func() {}
+	}
+	return t.opts.Spans.Begin(t.step+1, name)
+}
+
+// joinsSpansAfter is the step after which the processes join their spans; 0 is never.
+func (t *Trainer) joinsSpansAfter() int {
+	if j, ok := t.opts.Spans.(spanJoiner); ok && t.others != nil {
+		return j.Last()
+	}
+	return 0
+}
+
+// joinSpans gives the spans of all processes to process 0, if the step is the last of a profile.
+func (t *Trainer) joinSpans(ctx context.Context, step int) error {
+	if t.joinsSpansAfter() != step {
+		return nil
+	}
+	defer t.phase(phaseVote)()
+	j := t.opts.Spans.(spanJoiner)
+	mine, err := j.Mine()
+	if err != nil {
+		return err
+	}
+	all, err := t.others.blobs(ctx, "spans", mine)
+	for n, spans := range all {
+		if err == nil && n != 0 && t.others.Self == 0 {
+			err = j.Join(n, spans)
+		}
+	}
+	return err
 }

@@ -2,7 +2,6 @@ package train
 
 import (
 	"cmp"
-	"runtime"
 	"slices"
 	"strings"
 
@@ -63,13 +62,17 @@ func FitsHost(p *step.Programs, limits []machine.MemoryLimit, r *recipe.Recipe,
 }
 
 // FitsGPU returns an error if a rank of this process needs more memory on a GPU than bytes, which
-// is what the engine's allocator has there. needs is as in [FitsHost].
-func FitsGPU(p *step.Programs, bytes int64, r *recipe.Recipe, processes *Processes,
-	needs func(*program.Module) step.Needs) error {
+// is what the engine's allocator has there, or more on the host than the limits leave. needs is as
+// in [FitsHost].
+func FitsGPU(p *step.Programs, bytes int64, limits []machine.MemoryLimit, r *recipe.Recipe,
+	processes *Processes, needs func(*program.Module) step.Needs) error {
 	least := ""
 	if needs == nil {
 		least = "at least "
 		needs = func(*program.Module) step.Needs { return step.Needs{} }
+	}
+	if err := fitsBesideGPUs(p, bytes, limits, processes, needs); err != nil {
+		return err
 	}
 	list, err := p.Footprints(needs)
 	if err != nil {
@@ -86,6 +89,43 @@ func FitsGPU(p *step.Programs, bytes int64, r *recipe.Recipe, processes *Process
 			Try("%s", smaller(r, resident > bytes, f.Activations+f.Temp > resident))
 	}
 	return nil
+}
+
+// poolTable is how much of a GPU's pool one byte of XLA's table of it on the host stands for: the
+// allocator fills 8 bytes for each 256 at its first allocation, 5.6 GB for 180 GB.
+const poolTable = 256 / 8
+
+// fitsBesideGPUs returns an error if the host lacks memory for what GPUs with pools of some bytes
+// need there: XLA's tables, what is offloaded, and buffers to fill and to save the state.
+func fitsBesideGPUs(p *step.Programs, pool int64, limits []machine.MemoryLimit,
+	processes *Processes, needs func(*program.Module) step.Needs) error {
+	if len(limits) == 0 {
+		return nil
+	}
+	foot, err := hostFootprint(p, processes, needs)
+	if err != nil {
+		return err
+	}
+	tables := int64(0)
+	for rank, one := range p.Ranks {
+		if processes.Hosts(rank, len(p.Ranks)) {
+			tables += int64(len(one.Devices)) * pool / poolTable
+		}
+	}
+	fill, save := hostBuffers(p, processes)
+	buffers := max(fill, save)
+	tightest := slices.MinFunc(limits, func(a, b machine.MemoryLimit) int {
+		return cmp.Compare(a.Bytes, b.Bytes)
+	})
+	need := tables + max(foot.Host, foot.Hosted+buffers)
+	if need <= tightest.Bytes {
+		return nil
+	}
+	return diag.New(diag.HostMemory, "the run needs %s of the host's memory, and %s are left",
+		event.Size(need), event.Size(tightest.Bytes)).At("%s", tightest.Where).
+		Because("XLA's tables of the GPUs' memory %s · offloaded %s · buffers to fill and save %s",
+			event.Size(tables), event.Size(foot.Host), event.Size(buffers)).
+		Try("a host with more memory, fewer GPUs a host (--peers), or a plan that offloads less")
 }
 
 // smaller suggests settings with which a run needs less memory. Those that save activations are
@@ -162,22 +202,34 @@ func hostCauses(f *step.Footprint) string {
 
 // hostBuffers returns the host memory beside the state while it is filled and while it is saved,
 // when there are no gradients. Filling makes one tensor of a layer whole on the host, as float32
-// and as bytes, and reads a device's box of it; the rest is garbage until the collector runs.
-// Saving joins one array of all layers while its shards are read. The leader may have to collect
-// the state of processes that do not see its folder.
+// and as bytes, and reads a device's box of it; buffers are used again.
+// Saving reads chunks, and layers where a shard has its dimensions in another order: at most a
+// shard of them, or one ([snapshot.writers]). The leader may have to collect the state of processes
+// that do not see its folder.
 func hostBuffers(p *step.Programs, processes *Processes) (fill, save int64) {
 	seen := map[string]bool{}
 	joined := int64(0)
 	for _, pc := range stateTensors(p) {
 		if processes.Hosts(pc.rank, len(p.Ranks)) {
 			fill = max(fill, 4*pc.tensors[0].Bytes())
-			joined = max(joined, 2*pc.bytes())
+			joined = max(joined, min(2*pc.bytes(), saveChunks+pc.heldBytes()))
 		} else if processes.Leads() && !seen[pc.name] {
 			save += pc.bytes()
 		}
 		seen[pc.name] = true
 	}
 	return fill, save + joined
+}
+
+// saveChunks is what the writers of a checkpoint hold, two chunks each.
+const saveChunks = 8 * 2 * 8 << 20
+
+// heldBytes bounds the layers that are held while an array is saved.
+func (pc *stateTensor) heldBytes() int64 {
+	if pc.layout == nil {
+		return 0
+	}
+	return max(pc.tensors[0].Bytes(), pc.layout.Stored.Shape().Elements()*int64(pc.elem.Bits()/8))
 }
 
 // fitsMemory is [FitsHost] or [FitsGPU] with what the compiler reported.
@@ -187,9 +239,31 @@ func (t *Trainer) fitsMemory() error {
 		return err
 	}
 	if t.opts.Engine.Platform() != "cpu" {
-		return FitsGPU(t.programs, t.opts.Engine.Capacity(), t.opts.Recipe, t.opts.Processes, needs)
+		return FitsGPU(t.programs, t.opts.Engine.Capacity(), t.opts.Memory(), t.opts.Recipe,
+			t.opts.Processes, needs)
 	}
 	return FitsHost(t.programs, t.opts.Memory(), t.opts.Recipe, t.opts.Processes, needs)
+}
+
+// reportMemory tells what was planned of a GPU's memory, and what XLA's allocator counted. CPU
+// devices have no account.
+func (t *Trainer) reportMemory() {
+	inUse, peak, pool := t.opts.Engine.Pool()
+	if pool == 0 {
+		return
+	}
+	m := event.Memory{InUseBytes: inUse, PeakBytes: peak, PoolBytes: pool}
+	if needs, err := t.needs(); err == nil {
+		if list, err := t.programs.Footprints(needs); err == nil {
+			for _, f := range list {
+				if t.opts.Processes.Hosts(f.Rank, len(list)) {
+					m.PlannedBytes = max(m.PlannedBytes, f.Sum())
+				}
+			}
+		}
+	}
+	t.last.Memory = &m
+	t.opts.Events.Emit(m)
 }
 
 // needs returns the compiler's report on the programs of this process.
@@ -203,21 +277,4 @@ func (t *Trainer) needs() (func(*program.Module) step.Needs, error) {
 		byName[x.Module().Name] = step.Needs{Temp: m.Temp, Output: m.Output, Alias: m.Alias, Host: m.Host}
 	}
 	return func(module *program.Module) step.Needs { return byName[module.Name] }, nil
-}
-
-// A collector bounds the garbage that filling and saving leave. The state itself is on Go's heap
-// (the CPU engine uses it in place), so at its own pace the garbage collector would wait until
-// there is as much garbage as state.
-type collector struct{ made, largest int64 }
-
-// garbageBytes is too little to start a collection for.
-const garbageBytes = 256 << 20
-
-// add counts buffers of a tensor that have become garbage.
-func (c *collector) add(bytes int64) {
-	c.largest = max(c.largest, bytes)
-	if c.made += bytes; c.made > max(garbageBytes, c.largest) {
-		runtime.GC()
-		c.made = 0
-	}
 }

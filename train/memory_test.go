@@ -155,3 +155,27 @@ func TestMemoryIsThatOfTheProcess(t *testing.T) {
 		t.Errorf("three of four processes need %d, all in one %d", sum, whole)
 	}
 }
+
+// On GPUs the host has to hold XLA's tables of their memory: 8 bytes for each 256, 5.2 GiB for a GPU
+// of 178 GB with a pool of 95 %.
+func TestTablesOfGPUsCountOnTheHost(t *testing.T) {
+	c := parities(nil)["llama"].config
+	r, p := recipe.Default(), plan.Default()
+	r.Steps, r.Batch, r.Microbatch, r.Seq, r.Precision = 2, 2, 2, 8, p.Types.Params
+	p.Seq, p.Batch, p.Microbatches, p.DP, p.Cluster = 8, 2, 1, 2, "2xb200"
+	programs, err := step.Build(step.Spec{Model: c, Recipe: r, Arch: "sm_100", Plan: p})
+	if err != nil {
+		t.Fatal(err)
+	}
+	const pool = 178 << 30 / 100 * 95
+	needs := least(t, func(bytes int64) error {
+		return FitsGPU(programs, pool, bounds(bytes), r, nil, nil)
+	})
+	if tables := int64(2 * pool / 32); needs < tables || needs > tables+(1<<20) {
+		t.Errorf("two GPUs need %s of the host, and their tables %s", event.Size(needs), event.Size(tables))
+	}
+	err = FitsGPU(programs, pool, bounds(8<<30), r, nil, nil)
+	if err == nil || !strings.Contains(err.Error(), "XLA's tables of the GPUs' memory 10.6 GiB") {
+		t.Error(err)
+	}
+}

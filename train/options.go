@@ -75,9 +75,17 @@ type EvalSource interface {
 }
 
 // Spans records what a step spends its time on. The trainer calls Begin when a part of a step
-// starts, and the returned function when it ends.
+// starts, and the returned function when it ends. In a run of several processes, all of which then
+// need one, Spans that have the methods of a spanJoiner are joined in the first process.
 type Spans interface {
 	Begin(step int, name string) (end func())
+}
+
+// A spanJoiner takes the spans of all processes after its last step.
+type spanJoiner interface {
+	Last() int
+	Mine() ([]byte, error)
+	Join(process int, spans []byte) error
 }
 
 // Options describe a run. Engine, and either Model and Recipe or Programs, are required; Data is

@@ -63,6 +63,9 @@ type parity struct {
 	linears   []string // if not the ones of the format's policy
 	wide      bool     // all other products are in f32, not in bf16
 	hasty     bool     // programs are compiled without optimization
+	arch      string   // of programs; "" is "cpu"
+	steps     int      // 0 means paritySteps
+	bf16      bool     // computes in bf16, with plain attention
 	before    map[string][]float64
 	want      *history
 }
@@ -116,6 +119,9 @@ func (p *parity) rows(seed uint64, s plantest.Size) *data.Batch {
 // plan makes the plan of a row.
 func (p *parity) plan(row plantest.Row) *plan.Plan {
 	how := row.Plan(p.size)
+	if p.bf16 {
+		how.Types.Params, how.Attention = dtype.BF16, "plain"
+	}
 	if p.quantized != "" && !p.wide {
 		how.Precision, how.Types.Params = p.quantized, dtype.BF16
 	}
@@ -128,8 +134,11 @@ func (p *parity) start(ctx context.Context, how *plan.Plan, s plantest.Size,
 	o Options) (*Trainer, error) {
 	r := recipe.Default()
 	r.Batch, r.Microbatch, r.Seq = int(s.Batch), int(s.Batch), int(s.Seq)
-	r.Steps = paritySteps
+	r.Steps = p.length()
 	r.Precision, r.Recompute = dtype.F32, nil
+	if p.bf16 {
+		r.Precision = dtype.BF16
+	}
 	if p.quantized != "" {
 		r.Microbatch = int(s.Batch / s.Micros)
 	}
@@ -150,8 +159,8 @@ func (p *parity) start(ctx context.Context, how *plan.Plan, s plantest.Size,
 		policy.Rules = []precision.Rule{{Linears: p.linears, To: policy.Layers,
 			Format: dtype.Format(p.quantized)}}
 	}
-	w, err := step.Build(step.Spec{Model: p.config, Recipe: r, Arch: "cpu", Plan: how, Policy: policy,
-		Optimizer: p.optimizer})
+	w, err := step.Build(step.Spec{Model: p.config, Recipe: r, Arch: cmp.Or(p.arch, "cpu"), Plan: how,
+		Policy: policy, Optimizer: p.optimizer})
 	if err != nil {
 		return nil, err
 	}
@@ -174,6 +183,9 @@ func (p *parity) start(ctx context.Context, how *plan.Plan, s plantest.Size,
 	return New(ctx, o)
 }
 
+// length is the number of steps.
+func (p *parity) length() int { return cmp.Or(p.steps, paritySteps) }
+
 // run trains a few steps.
 func (p *parity) run(ctx context.Context, how *plan.Plan, o Options) (*history, error) {
 	t, err := p.start(ctx, how, p.size, o)
@@ -181,14 +193,17 @@ func (p *parity) run(ctx context.Context, how *plan.Plan, o Options) (*history, 
 		return nil, err
 	}
 	defer t.Close()
-	if err := t.census(); err != nil {
+	if p.arch == "" {
+		err = t.census()
+	}
+	if err != nil {
 		return nil, err
 	}
 	h := &history{}
 	if h.Blocks, err = t.quantizedCopies(ctx); err != nil {
 		return nil, err
 	}
-	if how == nil {
+	if how == nil || p.steps > 0 {
 		if p.before, err = t.params(ctx); err != nil {
 			return nil, err
 		}
@@ -200,7 +215,7 @@ func (p *parity) run(ctx context.Context, how *plan.Plan, o Options) (*history, 
 		}
 		h.Eval += loss
 	}
-	for i := range paritySteps {
+	for i := range p.length() {
 		loss, err := t.Gradients(ctx, p.rows(uint64(100+i), p.size))
 		if err != nil {
 			return nil, err
@@ -217,7 +232,7 @@ func (p *parity) run(ctx context.Context, how *plan.Plan, o Options) (*history, 
 		if h.Params, err = t.params(ctx); err != nil {
 			return nil, err
 		}
-		if p.quantized != "" && i+1 < paritySteps {
+		if p.quantized != "" && i+1 < p.length() {
 			if err := p.agree(ctx, t, h, i, how == nil); err != nil {
 				return nil, err
 			}

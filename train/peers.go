@@ -3,6 +3,7 @@ package train
 import (
 	"context"
 	"encoding/binary"
+	"errors"
 	"fmt"
 	"math"
 	"os"
@@ -180,10 +181,14 @@ func (p *Processes) below(root int) (list []int) {
 // concatenation comes down.
 func (p *peers) exchange(ctx context.Context, what string, mine []byte) ([][]byte, error) {
 	all, err := p.pass(ctx, what, mine)
-	if lost := p.Hub.Failure(); lost != nil && err != nil {
-		return nil, lost // why the neighbours went, too
+	if err == nil {
+		return all, nil
 	}
-	return all, err
+	wait := time.Second
+	if errors.Is(err, diag.Canceled) {
+		wait = 0
+	}
+	return nil, p.Hub.Explain(err, wait) // why the neighbours went, too
 }
 
 func (p *peers) pass(ctx context.Context, what string, mine []byte) ([][]byte, error) {
@@ -366,7 +371,7 @@ func (c *executor) collect(ctx context.Context, s *snapshot) error {
 			if err != nil {
 				return err
 			}
-			s.held[pc.name], s.sent[pc.name] = data, true
+			s.sent[pc.name] = data
 		}
 	}
 	return nil

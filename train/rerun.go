@@ -18,6 +18,7 @@ import (
 	"github.com/deepwell/deepwell/diag"
 	"github.com/deepwell/deepwell/event"
 	"github.com/deepwell/deepwell/internal/atomicfile"
+	"github.com/deepwell/deepwell/internal/lists"
 	"github.com/deepwell/deepwell/program"
 )
 
@@ -136,6 +137,26 @@ type ParamNorm struct {
 	Bad  int     `json:"bad"` // elements that are NaN or infinite
 }
 
+// MarshalJSON writes numbers that are not finite as strings, as events do: a rejected step has
+// some.
+func (r RerunResult) MarshalJSON() ([]byte, error) {
+	type plain RerunResult
+	return json.Marshal(struct {
+		plain
+		Loss event.Figure `json:"loss"`
+		Norm event.Figure `json:"grad_norm"`
+	}{plain(r), event.Figure(r.Loss), event.Figure(r.Norm)})
+}
+
+// MarshalJSON is as [RerunResult.MarshalJSON].
+func (p ParamNorm) MarshalJSON() ([]byte, error) {
+	type plain ParamNorm
+	return json.Marshal(struct {
+		plain
+		Norm event.Figure `json:"norm"`
+	}{plain(p), event.Figure(p.Norm)})
+}
+
 // Rerun computes the gradients of a rejected step from the folder that the run wrote for it,
 // Recipe.Out/rejected/step-N (see [event.Rejected]), without an update. It saves nothing. It
 // replaces the trainer's state by the one of that step: afterwards Rerun may be called again, and
@@ -251,7 +272,7 @@ func (t *Trainer) norms(ctx context.Context, r *RerunResult) error {
 		r.Params[i].Norm, total = math.Sqrt(square), total+square
 	}
 	r.Norm = math.Sqrt(total)
-	slices.SortStableFunc(r.Params, func(a, b ParamNorm) int {
+	lists.Sort(r.Params, func(a, b ParamNorm) int {
 		switch {
 		case (a.Bad > 0) != (b.Bad > 0):
 			return b.Bad - a.Bad

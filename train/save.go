@@ -94,6 +94,9 @@ func (t *Trainer) saveTo(ctx context.Context, dir string, keep int, waits []time
 	if err != nil || !fresh {
 		return err
 	}
+	if err := t.checkReplicas(ctx); err != nil {
+		return err
+	}
 	s := t.snapshot(ctx)
 	err = t.write(ctx, dir, keep, m, s, waits)
 	if err != nil {
@@ -127,7 +130,8 @@ func (t *Trainer) write(ctx context.Context, dir string, keep int, m ckpt.Meta, 
 	for try := 0; ; try++ {
 		// Each attempt has a save's time before the watchdog calls it a stall.
 		end := t.phase(phaseSave)
-		err := put(ctx, dir, int64(t.step), m, s, ckpt.Options{Keep: keep, Events: t.opts.Events})
+		err := put(ctx, dir, int64(t.step), m, s, ckpt.Options{Keep: keep, Events: t.opts.Events,
+			Workers: s.writers()})
 		end()
 		switch {
 		case err == nil:

@@ -88,18 +88,16 @@ type boxReader interface {
 	ReadSlice(name string, box ckpt.Box, dst []byte) error
 }
 
-// fill puts the state on the devices of this process. Each device reads the box of each tensor that
-// it stores, so no host needs room for a whole stack. Compute copies of the masters (bf16 under
-// mixed precision) are made on the way; quantized ones by their own program.
+// fill puts the state on the devices of this process, tensor by tensor: of a stack, the host holds
+// no more than one layer. Compute copies of the masters (bf16 under mixed precision) are made on
+// the way; quantized ones by their own program.
 func (t *Trainer) fill(ctx context.Context, src boxReader) error {
 	shards := t.exec.stateShards()
-	var garbage collector
 	for _, pc := range stateTensors(t.programs) {
 		h := shards[pc.rank]
 		if h == nil {
 			continue
 		}
-		garbage.add(pc.bytes()) // of the array before
 		// The array that the update reads, sharded as it is stored (over FSDP devices too).
 		ways := []target{{module: h.update, name: pc.name, elem: pc.elem}}
 		if pc.layout != nil {
@@ -114,57 +112,67 @@ func (t *Trainer) fill(ctx context.Context, src boxReader) error {
 				ways[1].local = pc.layout.Compute
 			}
 		}
-		if err := pc.readShards(src, h.mesh, ways, t.opts.Engine.Has); err != nil {
+		if err := t.fillArrays(ctx, &pc, src, h, ways); err != nil {
 			return err
-		}
-		for _, w := range ways {
-			if err := t.place(h, w); err != nil {
-				return err
-			}
 		}
 	}
 	return t.exec.quantize(ctx)
 }
 
-// A target is one array to fill: the program argument that it becomes, and the bytes of each
-// device's shard.
-type target struct {
-	module *program.Module
-	name   string
-	elem   dtype.DType
-	local  ir.Type  // of a shard; zero on one device
-	shards [][]byte // nil for devices of other processes
-}
-
-// readShards reads the shards of all devices that this process has for some targets, tensor by
-// tensor: a source that computes or fetches a tensor then does so once.
-func (pc *stateTensor) readShards(src boxReader, mesh []ir.Axis, ways []target,
-	has func(device int) bool) error {
+// fillArrays fills the arrays of one stateTensor, and puts them into the state.
+func (t *Trainer) fillArrays(ctx context.Context, pc *stateTensor, src boxReader, h *stateShard,
+	ways []target) error {
+	for i := range ways {
+		w := &ways[i]
+		at := argument(w.module, w.name)
+		if at < 0 {
+			return diag.New(diag.ProgramInvalid, "stage %s has no argument %s", w.module.Name, w.name)
+		}
+		var err error
+		if w.array, err = t.opts.Engine.Allocate(w.module, w.module.Args[at]); err != nil {
+			return err
+		}
+		defer func() {
+			if w.array != nil {
+				w.array.Free()
+			}
+		}()
+	}
 	// Tensor by tensor in the outer loop: see computed.
 	for k, one := range pc.tensors {
 		for i := range ways {
-			w := &ways[i]
-			if w.shards == nil {
-				w.shards = make([][]byte, len(w.module.Devices))
-			}
-			for device, id := range w.module.Devices {
-				if !has(id) {
-					continue
-				}
-				if err := pc.readShard(src, one, k, mesh, w, device); err != nil {
-					return err
-				}
+			if err := pc.fillLayer(ctx, src, one, k, h.mesh, &ways[i], t.opts.Engine.Has); err != nil {
+				return err
 			}
 		}
+	}
+	for i := range ways {
+		w := &ways[i]
+		if err := w.array.Filled(); err != nil {
+			return err
+		}
+		h.state.Put(w.array)
+		w.array = nil
 	}
 	return nil
 }
 
-// readShard reads a device's box of the k-th tensor. A replica copies the shard of the first device
-// that has the same box. The source has masters in f32 also for a compute copy, which is rounded
-// here.
-func (pc *stateTensor) readShard(src boxReader, one ckpt.Tensor, k int, mesh []ir.Axis, w *target,
-	device int) error {
+// A target is one array to fill: the program argument that it becomes.
+type target struct {
+	module *program.Module
+	name   string
+	elem   dtype.DType
+	local  ir.Type // of a shard; zero on one device
+	array  *engine.Array
+	// read and data are a box as the source has it, and as the shard has it; all layers use them.
+	read, data []byte
+}
+
+// fillLayer writes the k-th tensor of an array to the devices that this process has. A box that
+// several devices store (dp, or parameters that an axis does not shard) is read once. The source
+// has masters in f32 also for a compute copy, which is rounded here.
+func (pc *stateTensor) fillLayer(ctx context.Context, src boxReader, one ckpt.Tensor, k int,
+	mesh []ir.Axis, w *target, has func(device int) bool) error {
 	dims, part := pc.param.Dims, w.local
 	if pc.layout != nil {
 		dims = pc.layout.Whole
@@ -174,31 +182,55 @@ func (pc *stateTensor) readShard(src boxReader, one ckpt.Tensor, k int, mesh []i
 	if pc.param.Stacked() { // the layer dimension comes first, and is not sharded
 		dims, part.Dims = dims[1:], part.Dims[1:]
 	}
-	// Shards of all layers are one buffer per device: layer k begins at k·size elements.
-	size := part.Shape().Elements()
+	// A shard has its layers one after the other: layer k begins at k·size bytes.
 	width := int64(w.elem.Bits() / 8)
-	if w.shards[device] == nil {
-		w.shards[device] = engine.Aligned(int(size * width * int64(len(pc.tensors))))
-	}
-	dst := w.shards[device][int64(k)*size*width:][:size*width]
-	box := spmd.BoxOf(mesh, dims, part, device)
-	// Replicas (dp, or parameters that an axis does not shard) are read once per process.
-	for other := range device {
-		if w.shards[other] != nil &&
-			slices.Equal(spmd.BoxOf(mesh, dims, part, other).Start, box.Start) {
-			copy(dst, w.shards[other][int64(k)*size*width:])
-			return nil
+	size := part.Shape().Elements() * width
+	done := map[int]bool{}
+	for device, id := range w.module.Devices {
+		if done[device] || !has(id) {
+			continue
+		}
+		box := spmd.BoxOf(mesh, dims, part, device)
+		data, err := w.readLayer(src, one, box, size)
+		if err != nil {
+			return err
+		}
+		for other := device; other < len(w.module.Devices); other++ {
+			if !has(w.module.Devices[other]) ||
+				!slices.Equal(spmd.BoxOf(mesh, dims, part, other).Start, box.Start) {
+				continue
+			}
+			done[other] = true
+			if err := w.array.WriteAt(ctx, other, int64(k)*size, data); err != nil {
+				return err
+			}
 		}
 	}
-	read := make([]byte, one.Bytes()/max(times(one.Shape), 1)*times(box.Size))
+	return nil
+}
+
+// readLayer reads a box of a tensor, and gives it as a shard of size bytes has it, until the next
+// call.
+func (w *target) readLayer(src boxReader, one ckpt.Tensor, box spmd.Box, size int64) ([]byte,
+	error) {
+	bytes := one.Bytes() / max(times(one.Shape), 1) * times(box.Size)
+	w.read = slices.Grow(w.read[:0], int(bytes))[:bytes]
+	read := w.read
 	if err := src.ReadSlice(one.Name, ckpt.Box{Start: box.Start, Size: box.Size}, read); err != nil {
-		return err
+		return nil, err
 	}
 	if one.DType != w.elem {
 		read = convert(read, one.DType, w.elem)
 	}
-	box.Take(dst, read, width)
-	return nil
+	if _, _, dense := box.Span(box.Start, box.Size); dense && int64(len(read)) == size {
+		return read, nil
+	}
+	w.data = slices.Grow(w.data[:0], int(size))[:size]
+	if int64(len(read)) < size {
+		clear(w.data) // zeros beyond the box
+	}
+	box.Take(w.data, read, int64(w.elem.Bits()/8))
+	return w.data, nil
 }
 
 // times is the product of a list: the elements of a shape.
@@ -250,8 +282,7 @@ func tensors(p *step.Programs) map[string]ckpt.Tensor {
 func (c *computed) ReadSlice(name string, box ckpt.Box, dst []byte) error {
 	// Tensors are read in order, all boxes of one before the next, so one is enough to hold.
 	if c.held.Bytes(name) == nil {
-		c.held = ckpt.Memory{}
-		whole, err := c.held.Add(c.tensors[name])
+		whole, err := c.held.Only(c.tensors[name])
 		if err != nil {
 			return err
 		}
@@ -265,11 +296,13 @@ func (c *computed) ReadSlice(name string, box ckpt.Box, dst []byte) error {
 // initial returns the state before the first step: parameters from init, moments zero.
 func initial(init func(p *model.Param, dst []float32) error) func(string, *model.Param,
 	[]byte) error {
+	var x []float32
 	return func(_ string, p *model.Param, dst []byte) error {
 		if p == nil {
 			return nil
 		}
-		x := make([]float32, len(dst)/4)
+		x = slices.Grow(x[:0], len(dst)/4)[:len(dst)/4]
+		clear(x)
 		if init == nil {
 			return diag.New(diag.BadInput, "there is no Init for the parameters")
 		}
@@ -287,21 +320,6 @@ func initial(init func(p *model.Param, dst []float32) error) func(string, *model
 // argument returns the index of a program's argument, or -1.
 func argument(m *program.Module, name string) int {
 	return slices.IndexFunc(m.Args, func(a program.Array) bool { return a.Name == name })
-}
-
-// place puts a filled array into the state. The engine takes the memory over.
-func (t *Trainer) place(h *stateShard, w target) error {
-	i := argument(w.module, w.name)
-	if i < 0 {
-		return diag.New(diag.ProgramInvalid, "stage %s has no argument %s", w.module.Name, w.name)
-	}
-	a, err := t.opts.Engine.Place(w.module, w.module.Args[i], engine.Given,
-		func(device int) ([]byte, error) { return w.shards[device], nil })
-	if err != nil {
-		return err
-	}
-	h.state.Put(a)
-	return nil
 }
 
 // shardBytes copies a device's shard out of a whole array.
@@ -330,8 +348,7 @@ func convert(b []byte, from, to dtype.DType) []byte {
 	return out
 }
 
-// A snapshot reads the state for a checkpoint, one array at a time: an array is gathered when its
-// first tensor is read, and dropped when all of its tensors were.
+// A snapshot reads the state for a checkpoint by boxes, as they are asked for.
 type snapshot struct {
 	ctx    context.Context
 	shards []*stateShard
@@ -341,13 +358,12 @@ type snapshot struct {
 	// sliced tells that this process has only some shards: it reads boxes inside of them.
 	sliced bool
 
-	mu   sync.Mutex        // ckpt reads tensors concurrently
-	held map[string][]byte // gathered arrays that have tensors left to read
-	left map[string]int    // bytes of each that are left to read
-	done collector
-	// sent are arrays received from another process. They stay in held, since they cannot be read
-	// from a device again.
-	sent map[string]bool
+	mu     sync.Mutex      // ckpt reads tensors concurrently
+	layers map[held][]byte // that have bytes left to read
+	left   map[held]int    // bytes of each that are left to read
+	// sent are arrays received from another process. They stay, since they cannot be read from a
+	// device again.
+	sent map[string][]byte
 }
 
 // A place is where a checkpoint tensor is found: a layer of an array.
@@ -359,7 +375,7 @@ type place struct {
 // snapshot lists the state once; of a parameter that two ranks share, the first copy is saved.
 func (t *Trainer) snapshot(ctx context.Context) *snapshot {
 	s := &snapshot{ctx: ctx, shards: t.exec.stateShards(), where: map[string]place{},
-		held: map[string][]byte{}, left: map[string]int{}, sent: map[string]bool{}}
+		layers: map[held][]byte{}, left: map[held]int{}, sent: map[string][]byte{}}
 	s.sliced = t.opts.Processes != nil && t.opts.Processes.Client
 	for _, pc := range stateTensors(t.programs) {
 		if _, twice := s.where[pc.tensors[0].Name]; twice {
@@ -389,19 +405,15 @@ func (s *snapshot) ReadSlice(name string, box ckpt.Box, dst []byte) error {
 		return diag.New(diag.CheckpointTensor, "the state has no %s", name)
 	}
 	one := at.tensor.tensors[at.layer]
-	if s.sliced {
-		return s.readShard(at, one, box, dst)
-	}
-	whole, err := s.array(at.tensor)
-	if err != nil {
-		return err
+	whole := s.sent[at.tensor.name]
+	if whole == nil {
+		return s.readBox(at, one, box, dst)
 	}
 	from, ok := offset(one, box)
 	if !ok {
 		return diag.New(diag.CheckpointTensor, "%s is read in one run of bytes, not by %s", name, box)
 	}
 	copy(dst, whole[int64(at.layer)*one.Bytes()+from:][:len(dst)])
-	s.release(at.tensor, len(dst))
 	return nil
 }
 
@@ -419,28 +431,6 @@ func offset(t ckpt.Tensor, box ckpt.Box) (bytes int64, ok bool) {
 		stride *= d
 	}
 	return bytes, true
-}
-
-// array gathers an array from the devices, and keeps it until all of its tensors were read.
-func (s *snapshot) array(pc *stateTensor) ([]byte, error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if data := s.held[pc.name]; data != nil {
-		return data, nil
-	}
-	var a *engine.Array
-	if h := s.shards[pc.rank]; h != nil {
-		a = h.state.Get(pc.name)
-	}
-	if a == nil {
-		return nil, diag.New(diag.CheckpointTensor, "the state has no %s", pc.name)
-	}
-	data, err := gather(s.ctx, a, pc, s.shards[pc.rank].mesh)
-	if err != nil {
-		return nil, err
-	}
-	s.held[pc.name], s.left[pc.name] = data, len(data)
-	return data, nil
 }
 
 // gather reads an array from the first device of each distinct shard and joins the shards.
@@ -480,22 +470,6 @@ func first(mesh []ir.Axis, part ir.Type, device int) bool {
 func (s *snapshot) rewind() {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	for name := range s.held {
-		if !s.sent[name] {
-			delete(s.held, name)
-		}
-	}
-}
-
-// release counts bytes of an array that were read, and drops the array after the last.
-func (s *snapshot) release(pc *stateTensor, bytes int) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	if s.sent[pc.name] {
-		return
-	}
-	if s.left[pc.name] -= bytes; s.left[pc.name] <= 0 {
-		delete(s.held, pc.name)
-		s.done.add(pc.bytes())
-	}
+	clear(s.layers)
+	clear(s.left)
 }

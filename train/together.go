@@ -91,14 +91,7 @@ func (t *Trainer) draft(ctx context.Context, dir string, step int64, m ckpt.Meta
 		return nil, "", err
 	}
 	if begun[0].Code == diag.CheckpointExists { // is it the one that would be written?
-		if err := t.exec.collect(ctx, s); err != nil {
-			return nil, "", err
-		}
-		here := false
-		if p.Self == 0 { // if it cannot be read, all report that it exists
-			here, _ = m.Saved(ctx, dir, step, s)
-		}
-		if same, err := p.any(ctx, here); same || err != nil {
+		if same, err := t.alreadySaved(ctx, dir, step, m, s); same || err != nil {
 			return nil, "", err
 		}
 	}
@@ -106,6 +99,26 @@ func (t *Trainer) draft(ctx context.Context, dir string, step int64, m ckpt.Meta
 		return nil, "", err
 	}
 	return d, begun[0].Text, nil
+}
+
+// alreadySaved reports whether a checkpoint that exists has the state of all processes; if it can
+// not be read, it does not. Where processes share one client, each compares its own slices.
+func (t *Trainer) alreadySaved(ctx context.Context, dir string, step int64, m ckpt.Meta,
+	s *snapshot) (bool, error) {
+	p := t.exec.peers
+	if s.sliced {
+		here, _ := m.Saved(ctx, dir, step, s, s.slices())
+		differs, err := p.any(ctx, !here)
+		return !differs && err == nil, err
+	}
+	if err := t.exec.collect(ctx, s); err != nil {
+		return false, err
+	}
+	here := false
+	if p.Self == 0 {
+		here, _ = m.Saved(ctx, dir, step, s, nil)
+	}
+	return p.any(ctx, here)
 }
 
 // shares lets each process write its share of a draft. It returns what the leader does afterwards:

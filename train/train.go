@@ -4,12 +4,14 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
+	"encoding/json"
 	"path/filepath"
 	"time"
 
 	"github.com/deepwell/deepwell/ckpt"
 	"github.com/deepwell/deepwell/data"
 	"github.com/deepwell/deepwell/diag"
+	"github.com/deepwell/deepwell/event"
 	"github.com/deepwell/deepwell/internal/flock"
 	"github.com/deepwell/deepwell/optim"
 	"github.com/deepwell/deepwell/step"
@@ -74,6 +76,9 @@ type hooks struct {
 	lossScale func(labels int64) float64
 	// gradients is the first half of a step: the executor's.
 	gradients func(ctx context.Context, b *data.Batch) (float64, error)
+	// beforeLoss is called before the last loss of a step is read, without a pipeline; nil does
+	// nothing.
+	beforeLoss func()
 	// put writes a checkpoint: [ckpt.Save], or nil for the writer of several processes.
 	put func(ctx context.Context, dir string, step int64, m ckpt.Meta, src ckpt.Source,
 		o ckpt.Options) error
@@ -192,8 +197,20 @@ type Result struct {
 	Loss     float64 `json:"loss,omitempty"`
 	Eval     float64 `json:"eval,omitempty"`
 	Rejected int     `json:"rejected"`
+	// Memory is what the last Run planned and used of a GPU's memory; nil on CPU devices.
+	Memory *event.Memory `json:"memory,omitempty"`
 	// Checkpoints is the folder of the run's checkpoints.
 	Checkpoints string `json:"checkpoints"`
+}
+
+// MarshalJSON writes a loss that is not finite as a string, as events do.
+func (r Result) MarshalJSON() ([]byte, error) {
+	type plain Result
+	return json.Marshal(struct {
+		plain
+		Loss event.Figure `json:"loss,omitempty"`
+		Eval event.Figure `json:"eval,omitempty"`
+	}{plain(r), event.Figure(r.Loss), event.Figure(r.Eval)})
 }
 
 // Result returns the progress of the run so far.

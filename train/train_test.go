@@ -155,7 +155,7 @@ keep = 0
 	if err != nil {
 		r.t.Fatal(err)
 	}
-	p, err := step.Build(step.Spec{Model: r.config, Recipe: rec, Arch: "cpu", Plan: r.plan})
+	p, err := step.Build(step.Spec{Model: r.config, Recipe: rec, Arch: r.engine.Arch(), Plan: r.plan})
 	if err != nil {
 		r.t.Fatal(err)
 	}

@@ -32,11 +32,12 @@ const (
 	phaseInspect  = "inspect" // a step that also measures rounding errors
 	phaseEvaluate = "evaluate"
 	phaseSave     = "save"
+	phaseCompare  = "compare" // replicas
 )
 
 // generous is how many times the shortest limit a phase may take before its usual time is known.
 var generous = map[string]time.Duration{phaseCompile: 60, phaseBetween: 5, phaseVote: 1,
-	phaseData: 5, phaseStep: 1, phaseInspect: 10, phaseEvaluate: 10, phaseSave: 30}
+	phaseData: 5, phaseStep: 1, phaseInspect: 10, phaseEvaluate: 10, phaseSave: 30, phaseCompare: 10}
 
 // A watchdog knows what a run does and since when, and calls it stalled when that takes many times
 // longer than usual. It is armed when the first step is done.
@@ -221,6 +222,9 @@ func (t *Trainer) Run(stop context.Context) error {
 		t.awaitPrefetched()
 	}
 	end()
+	if err == nil {
+		t.reportMemory()
+	}
 	close(done)
 	wg.Wait()
 	if alarm := t.watchdog.alarm; err != nil && alarm != nil {

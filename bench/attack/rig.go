@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
-	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -14,6 +13,7 @@ import (
 
 	"github.com/deepwell/deepwell/ckpt"
 	"github.com/deepwell/deepwell/event"
+	"github.com/deepwell/deepwell/link"
 )
 
 const steps = 60
@@ -117,17 +117,11 @@ func (p *process) kill() {
 // pair begins both processes of a run in two.
 func (a *attack) pair(dir string, more ...string) ([2]*process, error) {
 	var both [2]*process
-	var addresses []string
-	for range both {
-		l, err := net.Listen("tcp", "127.0.0.1:0")
-		if err != nil {
-			return both, err
-		}
-		addresses = append(addresses, l.Addr().String())
-		_ = l.Close()
+	addresses, err := link.FreeAddresses(len(both))
+	if err != nil {
+		return both, err
 	}
 	for i := range both {
-		var err error
 		both[i], err = a.start(dir, append([]string{"--plan", "plan.json", "--peers",
 			strings.Join(addresses, ","), "--self", fmt.Sprint(i)}, more...)...)
 		if err != nil {

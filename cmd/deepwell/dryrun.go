@@ -123,7 +123,7 @@ func writeDryRun(w io.Writer, d *deepwell.DryRunResult, text dryRunText) {
 // largest gives the causes that matter, the largest first.
 func largest(parts []dryrun.Part) []dryrun.Part {
 	list := lists.Filter(parts, func(p dryrun.Part) bool { return p.Seconds > 0 })
-	slices.SortStableFunc(list, func(a, b dryrun.Part) int {
+	lists.Sort(list, func(a, b dryrun.Part) int {
 		return cmp.Compare(b.Seconds, a.Seconds)
 	})
 	return list[:min(len(list), shownParts)]

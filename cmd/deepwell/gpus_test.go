@@ -2,9 +2,11 @@ package main
 
 import (
 	"fmt"
-	"net"
 	"os"
 	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
 	"strings"
 	"sync"
 	"syscall"
@@ -20,18 +22,75 @@ const gpuPlan = `{"version": 1, "model": "config.json", "cluster": "4xb200", "se
 "microbatches": 1, "fsdp": {"size": 2, "zero": 3, "gather": "layer"}, "tp": {"size": 2},
 "types": {"params": "f32", "grads": "f32", "collectives": "f32"}}`
 
-// freeAddresses are addresses of this host that nobody listens at.
-func freeAddresses(t *testing.T, n int) (list []string) {
-	t.Helper()
-	for range n {
-		l, err := net.Listen("tcp", "127.0.0.1:0")
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer func() { _ = l.Close() }()
-		list = append(list, l.Addr().String())
+// wroteCompiled finds out of -v which programs were compiled, by whom, and how long they took to load.
+var wroteCompiled = regexp.MustCompile(
+	`compiled (\S+) for \d+ x cuda (?:by (.+), loaded )?(?:in ([\d.]+) s|from the cache)`)
+
+// A program that was compiled without a GPU runs on one, and a second process of the run gets it from
+// the first: nobody compiles again.
+func TestProgramsAreCompiledOnce(t *testing.T) {
+	g := softgpu.Build(t)
+	d := newDesk(t, t.TempDir())
+	plan := strings.NewReplacer("4xb200", "2xb200", `"tp": {"size": 2}`, `"compile": "ahead"`).
+		Replace(gpuPlan)
+	if err := os.WriteFile(filepath.Join(d.dir, "plan.json"), []byte(plan), 0o600); err != nil {
+		t.Fatal(err)
 	}
-	return list
+	with := func(o softgpu.Options, cache string) *desk {
+		on := *d
+		o.Memory, o.Env = 64<<20, append(o.Env, d.env[len(d.env)-2], "DEEPWELL_CACHE="+cache)
+		on.env = g.Env(o)
+		return &on
+	}
+	caches := []string{t.TempDir(), t.TempDir()}
+	ahead := with(softgpu.Options{}, caches[0])
+	ahead.env = slices.DeleteFunc(ahead.env, func(v string) bool { // ptxas alone is of the software GPU
+		return strings.HasPrefix(v, "LD_") || strings.HasPrefix(v, "SOFTGPU_")
+	})
+	if status, out := ahead.run("compile", "plan.json"); status != 0 {
+		t.Fatalf("status %d\n%s", status, out)
+	}
+	args := []string{"train", "run.toml", "-v", "--set", "steps=2", "--set", "precision=f32", "--set",
+		"batch=4", "--plan", "plan.json"}
+	status, one := with(softgpu.Options{GPUs: 2}, caches[0]).run(append(args, "--set", "out=one")...)
+	if status != 0 || len(steps(one)) != 2 {
+		t.Fatalf("status %d\n%s", status, one)
+	}
+	outs := make([]string, 2)
+	at := strings.Join(enginetest.Addresses(t, 2), ",")
+	var wg sync.WaitGroup
+	for self := range outs {
+		wg.Go(func() {
+			var status int
+			status, outs[self] = with(softgpu.Options{Env: []string{"SOFTGPU_NCCL_DIR=" + d.dir}},
+				caches[self]).run(append(args, "--set", "out=two", "--peers", at, "--self",
+				fmt.Sprint(self))...)
+			if status != 0 {
+				t.Errorf("process %d: status %d\n%s", self, status, outs[self])
+			}
+		})
+	}
+	wg.Wait()
+	if fmt.Sprint(steps(outs[0])) != fmt.Sprint(steps(one)) {
+		t.Errorf("%v in two processes, %v in one", steps(outs[0]), steps(one))
+	}
+	for i, row := range []struct{ out, from string }{{one, "a compile ahead"},
+		{outs[0], "a compile ahead"}, {outs[1], "process 0"}} {
+		found := wroteCompiled.FindAllStringSubmatch(row.out, -1)
+		if len(found) < 2 {
+			t.Errorf("%d: no programs in\n%s", i, row.out)
+		}
+		for _, m := range found {
+			if m[1] == "digest" {
+				continue // compares replicas before a save; it belongs to no plan
+			}
+			seconds, err := strconv.ParseFloat(m[3], 64)
+			if m[2] != row.from || err != nil || seconds >= 1 {
+				t.Errorf("%d: %s, not by %s within a second", i, m[0], row.from)
+			}
+			t.Log(m[0])
+		}
+	}
 }
 
 // Two processes with two GPUs each are one client: they train as one process with four, and as CPU
@@ -66,7 +125,7 @@ func TestProcessesShareAClient(t *testing.T) {
 		t.Errorf("status %d\n%s\n%s", status, one, out)
 	}
 	together := func(more ...string) (int, string) {
-		at := strings.Join(freeAddresses(t, 2), ",")
+		at := strings.Join(enginetest.Addresses(t, 2), ",")
 		var wg sync.WaitGroup
 		var codes [2]int
 		var outs [2]string
@@ -103,7 +162,7 @@ func TestProcessesShareAClient(t *testing.T) {
 	})
 	for _, signal := range []syscall.Signal{syscall.SIGKILL, syscall.SIGSTOP} {
 		t.Run(signal.String(), func(t *testing.T) {
-			at := strings.Join(freeAddresses(t, 2), ",")
+			at := strings.Join(enginetest.Addresses(t, 2), ",")
 			more := args("--set", "steps=200000", "--set", "out="+strings.ReplaceAll(signal.String(), " ",
 				""), "--peers", at, "--self")
 			other := gpus(2).command(append(more, "1")...)

@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
-	"net"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -15,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/deepwell/deepwell/internal/enginetest"
 	"github.com/deepwell/deepwell/internal/slowtest"
 )
 
@@ -150,27 +150,13 @@ func (p *started) ends(t *testing.T, within time.Duration) (status int, took tim
 	return 0, 0
 }
 
-// freePorts gives addresses that nobody listens at.
-func freePorts(t *testing.T, n int) (list []string) {
-	t.Helper()
-	for range n {
-		l, err := net.Listen("tcp", "127.0.0.1:0")
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer l.Close()
-		list = append(list, l.Addr().String())
-	}
-	return list
-}
-
 // A process that is stopped is found within 10 s: the other one ends with status 5 and names it by
 // address and ranks. Before there were heartbeats, it waited for ever.
 func TestStoppedPeerIsFound(t *testing.T) {
 	slowtest.Only(t) // eight seconds of silence are eight seconds
 	t.Parallel()
 	dir, command := hangBed(t)
-	at := freePorts(t, 2)
+	at := enginetest.Addresses(t, 2)
 	var both []*started
 	for self := range 2 {
 		both = append(both, startTrain(t, dir, command, "--plan", "plan.json", "--peers",
@@ -202,7 +188,7 @@ func TestSuspendedRunGoesOn(t *testing.T) {
 	slowtest.Only(t)
 	t.Parallel()
 	dir, command := hangBed(t)
-	at := freePorts(t, 2)
+	at := enginetest.Addresses(t, 2)
 	var both []*started
 	for self := range 2 {
 		both = append(both, startTrain(t, dir, command, "--plan", "plan.json", "--peers",

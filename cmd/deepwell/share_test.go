@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"github.com/deepwell/deepwell/internal/enginetest"
 	"github.com/deepwell/deepwell/internal/slowtest"
 )
 
@@ -20,7 +21,7 @@ func TestProcessesSaveTheirOwn(t *testing.T) {
 	t.Parallel()
 	dir, command := hangBed(t)
 	run := func(steps int, outs ...string) {
-		at, both := freePorts(t, len(outs)), []*started(nil)
+		at, both := enginetest.Addresses(t, len(outs)), []*started(nil)
 		for self, out := range outs {
 			args := []string{"--plan", "plan.json", "--set", "out=" + out,
 				"--set", fmt.Sprintf("steps=%d", steps), "--set", "save.every=2"}

@@ -6,6 +6,7 @@ import (
 	"os"
 	"os/signal"
 	"syscall"
+	"time"
 
 	"github.com/deepwell/deepwell/diag"
 )
@@ -23,6 +24,10 @@ func (s stopped) class() diag.Class {
 	return diag.Terminated
 }
 
+// sameRequest is the time in which a second SIGTERM is the first one again: timeout(1) sends one to
+// its child and one to its group, and the kernel one for each thread of a launcher that is gone.
+const sameRequest = 2 * time.Second
+
 // untilSignal gives a context that ends, with a [stopped] as its cause, when the process is asked
 // to stop. SIGHUP asks as SIGTERM does: a lost terminal is no reason to lose steps. A second SIGINT
 // or SIGTERM ends the process at once; a second SIGHUP does not, since a shell sends one more to
@@ -37,8 +42,10 @@ func untilSignal(parent context.Context, exit func(int)) context.Context {
 	signal.Notify(heard, asks...)
 	go func() {
 		cancel(stopped{<-heard})
+		first := time.Now()
 		for s := range heard {
-			if s != syscall.SIGHUP {
+			again := s == syscall.SIGTERM && time.Since(first) < sameRequest
+			if s != syscall.SIGHUP && !again {
 				fmt.Fprintln(os.Stderr, "ended at once, without a save: the newest checkpoint stays")
 				exit(int(diag.Failed)) // 130 and 143 mean that everything is saved
 			}

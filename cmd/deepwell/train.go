@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"runtime/debug"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -35,6 +36,9 @@ func (a *app) train() *cobra.Command {
 				return err
 			}
 			outlivePipe()
+			// A crash inside of XLA ends the process by a signal, after which a launcher starts the run
+			// again; Go's own status, 2, would be a wrong flag.
+			debug.SetTraceback("crash")
 			job.OnStall = func(err error) { os.Exit(a.fail(err)) } // stuck where nothing can be canceled
 			return serve(a, cmd, (*deepwell.Env).Train, job, func(done *deepwell.TrainResult) error {
 				if done.Rerun != nil {

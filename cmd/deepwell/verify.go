@@ -7,6 +7,7 @@ import (
 	"maps"
 	"slices"
 	"strings"
+	"time"
 
 	"github.com/spf13/cobra"
 
@@ -21,13 +22,19 @@ import (
 )
 
 func (a *app) verify() *cobra.Command {
-	job := deepwell.VerifyJob{}
-	var byReplay bool
+	job, live := deepwell.VerifyJob{}, deepwell.VerifyGPUJob{}
+	var byReplay, onGPU bool
 	cmd := documented("verify", &cobra.Command{
-		Args: one("plan or model"),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if job.Source = args[0]; !byReplay {
-				return diag.New(diag.BadUsage, "verify needs a method: --replay").
+			if onGPU && !byReplay {
+				live.Seed = job.Seed
+				return a.verifyGPU(cmd, args, live)
+			}
+			if err := one("plan or model")(cmd, args); err != nil {
+				return err
+			}
+			if job.Source = args[0]; byReplay == onGPU {
+				return diag.New(diag.BadUsage, "verify needs one method: --replay or --gpu").
 					Try("deepwell verify --replay %s", job.Source)
 			}
 			text := &verifyText{w: a.stdout}
@@ -47,6 +54,11 @@ func (a *app) verify() *cobra.Command {
 	flags := cmd.Flags()
 	flags.BoolVar(&byReplay, "replay", false,
 		"run what XLA compiled for the GPU on CPU devices, and compare every result")
+	flags.BoolVar(&onGPU, "gpu", false,
+		"run programs on this host's GPUs, and compare with CPU devices")
+	flags.StringVarP(&live.Out, "out", "o", "verify-gpu.json", "file of the report of --gpu")
+	flags.DurationVar(&live.Timeout, "timeout", 5*time.Minute,
+		"time for --gpu; what is left then is skipped, and named")
 	flags.BoolVar(&job.Quick, "quick", false, "do not compile the full plan, which can take minutes")
 	flags.StringVar(&job.Cluster, "cluster", "",
 		"cluster, such as 8xb200, instead of the plan's (default 1xb200 for a model)")

@@ -96,9 +96,9 @@ func (m *space) peak() int64 {
 
 // placeInResults drops buffers that XLA places in output buffers not yet written.
 func (m *space) placeInResults() {
-	slices.SortStableFunc(m.list, func(a, b buffer) int { return cmp.Compare(b.bytes, a.bytes) })
+	lists.Sort(m.list, func(a, b buffer) int { return cmp.Compare(b.bytes, a.bytes) })
 	slices.Reverse(m.hosts)
-	slices.SortStableFunc(m.hosts, func(a, b host) int { return cmp.Compare(a.bytes, b.bytes) })
+	lists.Sort(m.hosts, func(a, b host) int { return cmp.Compare(a.bytes, b.bytes) })
 	m.tenants = slices.Grow(m.tenants[:0], len(m.hosts))[:len(m.hosts)]
 	for i := range m.tenants {
 		m.tenants[i] = m.tenants[i][:0]

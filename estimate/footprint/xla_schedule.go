@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"slices"
 
+	"github.com/deepwell/deepwell/internal/lists"
 	"github.com/deepwell/deepwell/machine"
 	"github.com/deepwell/deepwell/plan"
 )
@@ -98,7 +99,7 @@ func sentOf(w *way, list []resident) []sent {
 		}
 		return h.shard
 	}
-	slices.SortStableFunc(all, func(a, b sent) int { return cmp.Compare(rank(&a), rank(&b)) })
+	lists.Sort(all, func(a, b sent) int { return cmp.Compare(rank(&a), rank(&b)) })
 	for i := range all {
 		all[i].turn = i
 	}
@@ -136,7 +137,7 @@ func (o *scheduler) arrange() {
 	}
 	slices.Reverse(o.all)
 	if !o.counted {
-		slices.SortStableFunc(o.all, func(a, b sent) int { return cmp.Compare(a.shard, b.shard) })
+		lists.Sort(o.all, func(a, b sent) int { return cmp.Compare(a.shard, b.shard) })
 	}
 	slices.Reverse(o.order)
 }

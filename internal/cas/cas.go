@@ -12,7 +12,6 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
-	"slices"
 	"time"
 
 	"github.com/deepwell/deepwell/internal/atomicfile"
@@ -96,7 +95,7 @@ func (s Store) Trim(limit int64) error {
 		return err
 	}
 	total := lists.Sum(all, func(e entry) int64 { return e.size })
-	slices.SortFunc(all, func(a, b entry) int {
+	lists.Sort(all, func(a, b entry) int {
 		return cmp.Or(a.at.Compare(b.at), cmp.Compare(a.path, b.path))
 	})
 	for _, e := range all {

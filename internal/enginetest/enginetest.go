@@ -13,6 +13,7 @@ import (
 	"github.com/deepwell/deepwell/engine"
 	"github.com/deepwell/deepwell/ir"
 	"github.com/deepwell/deepwell/ir/eval"
+	"github.com/deepwell/deepwell/link"
 	"github.com/deepwell/deepwell/lower"
 	"github.com/deepwell/deepwell/machine"
 	"github.com/deepwell/deepwell/program"
@@ -42,6 +43,16 @@ func Cache() string {
 		return "" // no cache
 	}
 	return filepath.Join(dir, "deepwell-test")
+}
+
+// Addresses are addresses of this host that nobody listens at.
+func Addresses(t testing.TB, n int) []string {
+	t.Helper()
+	list, err := link.FreeAddresses(n)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return list
 }
 
 // Share lets a folder of caches have the compiled programs of all tests, and of tests before;

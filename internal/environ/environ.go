@@ -113,7 +113,7 @@ func Read(environ []string) (*Set, error) {
 		}
 		s.variables = append(s.variables, variable{name, value, what})
 	}
-	slices.SortFunc(s.variables, func(a, b variable) int { return strings.Compare(a.name, b.name) })
+	lists.Sort(s.variables, func(a, b variable) int { return strings.Compare(a.name, b.name) })
 	return s, nil
 }
 

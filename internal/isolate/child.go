@@ -71,7 +71,7 @@ func (g greeting) open(events event.Sink) (*Compiler, error) {
 		return nil, err
 	}
 	return Open(context.Background(), Options{Engines: g.Engines, Cluster: cluster, Cache: g.Cache,
-		WithoutCuDNN: g.WithoutCuDNN, Events: events})
+		WithoutCuDNN: g.WithoutCuDNN, Ahead: g.Ahead, Events: events})
 }
 
 // orders reads modules in the background, so that the end of the input ends the process in the

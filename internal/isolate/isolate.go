@@ -28,6 +28,8 @@ type Options struct {
 	Cache string
 	// WithoutCuDNN makes no cuDNN plans.
 	WithoutCuDNN bool
+	// Ahead keeps executables in the cache, for runs on such GPUs.
+	Ahead bool
 	// Environ is the environment as the compiler reads it; nil means this process's.
 	Environ []string
 	// Events hears of every module that was compiled; nil is nobody.
@@ -64,7 +66,7 @@ func (c *Compiler) Close() { c.done() }
 func openHere(ctx context.Context, o Options) (*Compiler, error) {
 	t := o.Cluster
 	open := engine.Options{Dir: o.Engines, Cache: o.Cache, Environ: o.Environ, Events: o.Events,
-		WithoutCuDNN: o.WithoutCuDNN}
+		WithoutCuDNN: o.WithoutCuDNN, Ahead: o.Ahead}
 	if !t.CPU() {
 		gpu, err := engine.OpenCompiler(ctx, open)
 		if err != nil {

@@ -53,7 +53,7 @@ func openChild(ctx context.Context, o Options) (*Compiler, error) {
 	c := &child{p, o}
 	_, err = c.ask(ctx, "while it was opened", greeting{Version: wireVersion, Engines: o.Engines,
 		Cluster: fmt.Sprintf("%dx%s", o.Cluster.Count, o.Cluster.GPU.Name),
-		Cache:   o.Cache, WithoutCuDNN: o.WithoutCuDNN}, "")
+		Cache:   o.Cache, WithoutCuDNN: o.WithoutCuDNN, Ahead: o.Ahead}, "")
 	if err != nil {
 		c.close()
 		return nil, err

@@ -26,6 +26,7 @@ type greeting struct {
 	Cluster      string `json:"cluster"` // NxCARD
 	Cache        string `json:"cache,omitempty"`
 	WithoutCuDNN bool   `json:"without_cudnn,omitempty"`
+	Ahead        bool   `json:"ahead,omitempty"`
 }
 
 // An order is a request to compile a module. Its text follows the line.

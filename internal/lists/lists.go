@@ -2,6 +2,8 @@
 // library leaves to loops.
 package lists
 
+import "sort"
+
 // Map gives what f makes of each element.
 func Map[E, T any](list []E, f func(E) T) []T {
 	if list == nil {
@@ -96,4 +98,10 @@ func Resize[E any](buf []E, n int) []E {
 		return make([]E, n)
 	}
 	return buf[:n]
+}
+
+// Sort sorts a list by a comparison; equal elements keep their order. It is for lists that are
+// sorted once: unlike slices.SortStableFunc it adds no code to the binary for each type.
+func Sort[T any](list []T, compare func(a, b T) int) {
+	sort.SliceStable(list, func(i, j int) bool { return compare(list[i], list[j]) < 0 })
 }

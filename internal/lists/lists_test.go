@@ -52,3 +52,12 @@ func TestResize(t *testing.T) {
 		t.Errorf("Resize allocates %d elements for 9001", cap(got))
 	}
 }
+
+// Equal elements keep their order.
+func TestSort(t *testing.T) {
+	list := []string{"b1", "a1", "b2", "a2"}
+	lists.Sort(list, func(a, b string) int { return int(a[0]) - int(b[0]) })
+	if want := []string{"a1", "a2", "b1", "b2"}; !slices.Equal(list, want) {
+		t.Errorf("%v", list)
+	}
+}

@@ -18,6 +18,11 @@ const (
 const (
 	clockSM        = 1 // NVML_CLOCK_SM
 	clockMemory    = 2 // NVML_CLOCK_MEM
+	eccCorrected   = 0 // NVML_MEMORY_ERROR_TYPE_CORRECTED
+	eccUncorrected = 1 // NVML_MEMORY_ERROR_TYPE_UNCORRECTED
+	sinceBoot      = 0 // NVML_VOLATILE_ECC
+	sensorGPU      = 0 // NVML_TEMPERATURE_GPU
+	eventXid       = 8 // nvmlEventTypeXidCriticalError
 	scopeNode      = 0 // NVML_AFFINITY_SCOPE_NODE
 	p2pNVLink      = 2 // NVML_P2P_CAPS_INDEX_NVLINK
 	fieldLinkCount = 91
@@ -80,6 +85,13 @@ type fabricInfo struct {
 	health  uint32
 }
 
+// eventData is nvmlEventData_t.
+type eventData struct {
+	device               handle
+	kind, data           uint64
+	gpuInstance, compute uint32
+}
+
 // versioned gives the version word of a struct of the given size: NVML packs both into 32 bits.
 func versioned(size uintptr, version uint32) uint32 { return uint32(size) | version<<24 }
 
@@ -123,6 +135,19 @@ type calls struct {
 	Ancestor      func(handle, handle, *int32) int32          `nvml:"DeviceGetTopologyCommonAncestor"`
 	P2P           func(handle, handle, uint32, *int32) int32  `nvml:"DeviceGetP2PStatus"`
 	Fabric        func(handle, *fabricInfo) int32             `nvml:"DeviceGetGpuFabricInfoV"`
+
+	Clock       func(handle, uint32, *uint32) int32         `nvml:"DeviceGetClockInfo"`
+	ECCErrors   func(handle, uint32, uint32, *uint64) int32 `nvml:"DeviceGetTotalEccErrors"`
+	Temperature func(handle, uint32, *uint32) int32         `nvml:"DeviceGetTemperature"`
+
+	Throttle func(handle, *uint64) int32 `nvml:"DeviceGetCurrentClocksThrottleReasons"`
+
+	Remapped func(handle, *uint32, *uint32, *uint32, *uint32) int32 `nvml:"DeviceGetRemappedRows"`
+
+	EventSet      func(*uintptr) int32                    `nvml:"EventSetCreate"`
+	RegisterEvent func(handle, uint64, uintptr) int32     `nvml:"DeviceRegisterEvents"`
+	WaitEvent     func(uintptr, *eventData, uint32) int32 `nvml:"EventSetWait_v2"`
+	FreeEvents    func(uintptr) int32                     `nvml:"EventSetFree"`
 }
 
 // bind fills every function. One whose symbol the library lacks answers codeNoFunction.

@@ -124,6 +124,7 @@ func (r *reader) device(h handle, d *Device) {
 		}
 	}
 	r.modes(h, d)
+	r.health(h, d)
 	r.affinity(h, d)
 	r.instances(h, d)
 	r.links(h, d)
@@ -165,6 +166,32 @@ func (r *reader) modes(h handle, d *Device) {
 	}
 	if r.ok(d, "nvmlDeviceGetPersistenceMode", r.Persistence(h, &now)) {
 		d.Persistence = state(now)
+	}
+}
+
+// health reads what changes while a GPU works.
+func (r *reader) health(h handle, d *Device) {
+	var v uint32
+	if r.ok(d, "nvmlDeviceGetClockInfo", r.Clock(h, clockSM, &v)) {
+		d.SMClockNowMHz = int(v)
+	}
+	if r.ok(d, "nvmlDeviceGetTemperature", r.Temperature(h, sensorGPU, &v)) {
+		d.TemperatureC = int(v)
+	}
+	var reasons uint64
+	if r.ok(d, "nvmlDeviceGetCurrentClocksThrottleReasons", r.Throttle(h, &reasons)) {
+		d.Throttle = reasons
+	}
+	for kind, to := range []*int64{eccCorrected: &d.ECCCorrected, eccUncorrected: &d.ECCUncorrected} {
+		var n uint64
+		if r.ok(d, "nvmlDeviceGetTotalEccErrors", r.ECCErrors(h, uint32(kind), sinceBoot, &n)) {
+			*to = int64(min(n, 1<<62))
+		}
+	}
+	var corrected, uncorrected, pending, failed uint32
+	if r.ok(d, "nvmlDeviceGetRemappedRows", r.Remapped(h, &corrected, &uncorrected, &pending,
+		&failed)) {
+		d.RemapPending, d.RemapFailed = pending != 0, failed != 0
 	}
 }
 

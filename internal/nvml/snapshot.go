@@ -36,6 +36,16 @@ type Device struct {
 	SMClockMHz           int // the highest the GPU allows
 	MemoryClockMHz       int
 
+	SMClockNowMHz int
+	// Throttle has the reasons for which clocks are below the highest: bits of nvml.h.
+	Throttle     uint64
+	TemperatureC int
+	// ECC errors since the driver was loaded.
+	ECCCorrected, ECCUncorrected int64
+	// RemapPending says that rows of memory are replaced at the next reset, RemapFailed that none are
+	// left.
+	RemapPending, RemapFailed bool
+
 	CPUs []int // logical CPUs near the GPU
 	NUMA int   // memory node near the GPU; -1 when not known
 

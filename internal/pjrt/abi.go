@@ -85,6 +85,11 @@ const (
 	bufferCopyToMemory     slot = 92
 	executableFingerprint  slot = 94
 	executableMemoryStats  slot = 96
+	bufferRawToHost        slot = 100
+	transferDestroy        slot = 101
+	transferData           slot = 102
+	clientCreateTransfer   slot = 103
+	transferRetrieve       slot = 104
 	clientUpdateProcesses  slot = 113
 	deviceClearMemoryStats slot = 135
 )

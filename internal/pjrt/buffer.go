@@ -284,24 +284,10 @@ func (b *Buffer) toHost(ctx context.Context, dst []byte) error {
 	layout.tiled.size = unsafe.Sizeof(layout.tiled)
 	layout.tiled.minorToMajor = spanOf(minorToMajor)
 	a := toHostArgs{buffer: ptr, layout: unsafe.Pointer(&layout), dst: spanOf(dst)}
-	// The plugin writes to dst until the event, so dst stays pinned even if ctx ends first.
-	pin := new(runtime.Pinner)
-	pin.Pin(unsafe.SliceData(dst))
-	if err := call(p, bufferToHost, &a); err != nil {
-		pin.Unpin()
-		return err
-	}
-	done := p.newEvent(a.event)
-	defer done.Free()
-	err = done.Await(ctx)
-	if ctx.Err() == nil {
-		pin.Unpin()
-		return err
-	}
-	if later := done.OnReady(func(error) { pin.Unpin() }); later != nil {
-		return later
-	}
-	return err
+	return p.transfer(ctx, dst, func() (unsafe.Pointer, error) {
+		err := call(p, bufferToHost, &a)
+		return a.event, err
+	})
 }
 
 // CopyTo makes a copy on another device of the same client, in its memory of the given kind.

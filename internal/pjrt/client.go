@@ -1,6 +1,7 @@
 package pjrt
 
 import (
+	"context"
 	"fmt"
 	"runtime"
 	"slices"
@@ -24,9 +25,8 @@ type Client struct {
 	local    []*Device // those this process can use
 	byPtr    map[unsafe.Pointer]*Device
 	launches atomic.Int32
-	// incarnations is nil in a client of one process.
-	incarnations atomic.Pointer[incarnations]
-	staging      staging
+	named    atomic.Bool // XLA has the incarnations
+	staging  staging
 
 	lifeMu sync.Mutex
 	live   int // calls under way, and buffers, executables and runs that exist
@@ -217,13 +217,12 @@ type ProcessInfo struct {
 }
 
 // UpdateProcesses tells the client which processes live, so that collectives with the dead are
-// given up instead of waited for.
+// given up instead of waited for. The first call must come before the first run.
 func (c *Client) UpdateProcesses(infos []ProcessInfo) error {
 	if err := c.enter(); err != nil {
 		return err
 	}
 	defer c.leave()
-	c.remember(infos)
 	raw := make([]processInfo, len(infos))
 	for i, in := range infos {
 		raw[i] = processInfo{size: unsafe.Sizeof(raw[i]), task: int32(in.Task),
@@ -231,24 +230,50 @@ func (c *Client) UpdateProcesses(infos []ProcessInfo) error {
 			message: textSpan(in.Message)}
 	}
 	a := updateProcessesArgs{client: c.ptr, infos: spanOf(raw)}
-	return call(c.plugin, clientUpdateProcesses, &a)
+	if err := call(c.plugin, clientUpdateProcesses, &a); err != nil {
+		return err
+	}
+	if c.platform != "cuda" || len(c.local) == 0 || c.named.Swap(true) {
+		return nil // a process that comes back later is another
+	}
+	return c.nameProcesses(infos)
 }
 
-// incarnations are the processes that a client began with. XLA keys the communicators of a run by
-// them: without, it cannot give up collectives with a process that died.
+// incarnations tell apart the processes of a client and those that were restarted in their place.
 type incarnations struct {
 	tasks []int32
 	ids   []uint64
 }
 
-// remember keeps the processes of the first update; a process that comes back later is another.
-func (c *Client) remember(infos []ProcessInfo) {
-	all := &incarnations{}
+// nameProcesses gives XLA the incarnations. They are in the keys of all communicators: without, XLA
+// cannot give up collectives with a process that died. It takes them with a run and keeps them for
+// the client: each device's part of such a run replaces the map that all devices read, and takes
+// no lock. So a run on one device passes them, before all others, and no later run does.
+func (c *Client) nameProcesses(infos []ProcessInfo) error {
+	if c.launches.Load() > 0 {
+		return diag.New(diag.BadUsage, "the processes of a client are named before its first run")
+	}
+	var all incarnations
 	for _, in := range infos {
 		all.tasks, all.ids = append(all.tasks, int32(in.Task)), append(all.ids, in.Incarnation)
 	}
-	c.incarnations.CompareAndSwap(nil, all)
+	// Processes must not wait for each other's autotuning of a program that each has for itself.
+	x, err := c.Compile([]byte(nothing), CompileOptions{Devices: []int{c.local[0].ID},
+		Flags: map[string]any{"xla_gpu_autotune_level": 0, "xla_gpu_shard_autotuning": false}})
+	if err != nil {
+		return err
+	}
+	defer x.Free()
+	r, err := x.execute(context.Background(), all, [][]*Buffer{nil}, nil)
+	if err != nil {
+		return err
+	}
+	defer r.Free()
+	return r.Wait(context.Background())
 }
+
+// nothing is a program without arguments, kernels and results.
+const nothing = `module @nothing { func.func public @main() { return } }`
 
 // Close ends the client: calls on it are errors from now on. What it owns in C goes when the last
 // buffer, executable and run is gone, so the order of closing and freeing does not matter.

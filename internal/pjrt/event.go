@@ -6,6 +6,7 @@ import (
 	"slices"
 	"sync"
 	"sync/atomic"
+	"time"
 	"unsafe"
 
 	"github.com/ebitengine/purego"
@@ -192,7 +193,9 @@ type callbacks struct {
 
 	waiting handles[func(error)]
 	stores  handles[KV]
-	answers answers
+	// patience is kvPatience, but for tests.
+	patience time.Duration
+	answers  answers
 }
 
 // handles gives Go values a number that C can hold.
@@ -237,6 +240,7 @@ func (p *Plugin) calls() *callbacks {
 			}
 			return 0
 		})
+		c.patience = kvPatience
 		c.kvGet = purego.NewCallback(c.get)
 		c.kvTryGet = purego.NewCallback(c.tryGet)
 		c.kvPut = purego.NewCallback(c.put)

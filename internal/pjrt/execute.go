@@ -59,9 +59,10 @@ func (c *Client) newLoaded(ptr unsafe.Pointer, known *Signature) (x *Loaded, err
 		if err != nil || int(n) != len(known.Results) || len(known.Donates) != len(known.Params) {
 			return x, diag.New(diag.CacheFailed, "the program and its description differ")
 		}
-	} else if x.sig, err = x.readSignature(); err != nil {
+	} else if x.sig, err = x.Executable.Signature(); err != nil {
 		return x, err
 	}
+	x.sig.Alone = x.sig.Alone && c.platform == "cpu"
 	x.results = lists.Sum(x.sig.Results, dtype.Shape.Bytes)
 	if m, err := x.Memory(); err == nil {
 		x.temp = m.Temp
@@ -70,14 +71,14 @@ func (c *Client) newLoaded(ptr unsafe.Pointer, known *Signature) (x *Loaded, err
 	return x, nil
 }
 
-// readSignature asks the compiled program what it takes: the C interface tells the results, only
-// the optimized program tells the parameters and which of them a run consumes.
-func (x *Loaded) readSignature() (Signature, error) {
+// Signature asks the compiled program what it takes: the C interface tells the results, only the
+// optimized program tells the parameters and which of them a run consumes.
+func (x *Executable) Signature() (Signature, error) {
 	m, err := x.Optimized()
 	if err != nil {
 		return Signature{}, err
 	}
-	results, memories, err := x.Executable.results()
+	results, memories, err := x.results()
 	if err != nil {
 		return Signature{}, err
 	}
@@ -87,7 +88,7 @@ func (x *Loaded) readSignature() (Signature, error) {
 		}
 	}
 	sig := Signature{Results: results, Memories: memories, Donates: make([]bool, len(m.Params))}
-	sig.Alone = x.client.platform == "cpu" && len(m.Collectives()) == 0 && len(m.CustomCalls()) == 0
+	sig.Alone = len(m.Collectives()) == 0 && len(m.CustomCalls()) == 0
 	for i, v := range m.Params {
 		if !v.Shape.Type.Valid() {
 			return Signature{}, diag.New(diag.NotSupported, "parameter %d is %s, which Deepwell lacks",
@@ -170,6 +171,12 @@ type Run struct {
 // when the run has been started; Wait tells when it is done. If ctx ends before, nothing was
 // started and nothing is consumed.
 func (x *Loaded) Execute(ctx context.Context, args [][]*Buffer, keep ...int) (*Run, error) {
+	return x.execute(ctx, incarnations{}, args, keep)
+}
+
+// execute is Execute; it also gives XLA the incarnations of processes, if there are any.
+func (x *Loaded) execute(ctx context.Context, named incarnations, args [][]*Buffer,
+	keep []int) (*Run, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, notStarted(err)
 	}
@@ -196,10 +203,8 @@ func (x *Loaded) Execute(ctx context.Context, args [][]*Buffer, keep ...int) (*R
 		return nil, err
 	}
 	f.options.launchID = x.client.launches.Add(1)
-	if all := x.client.incarnations.Load(); all != nil {
-		f.options.numTasks = uintptr(len(all.tasks))
-		f.options.taskIDs, f.options.incarnations = slicePointer(all.tasks), slicePointer(all.ids)
-	}
+	f.options.numTasks = uintptr(len(named.tasks))
+	f.options.taskIDs, f.options.incarnations = slicePointer(named.tasks), slicePointer(named.ids)
 	takeTurn, endTurn := x.turns()
 	if err := takeTurn(ctx); err != nil {
 		for _, b := range f.donated {

@@ -200,3 +200,53 @@ func TestKeyValuePanicIsAnError(t *testing.T) {
 		t.Errorf("got %v", err)
 	}
 }
+
+// A slowKV never answers a Get, or with too much.
+type slowKV struct {
+	memoryKV
+	end  chan struct{}
+	much bool
+}
+
+func (s *slowKV) Get(string, time.Duration) ([]byte, error) {
+	if s.much {
+		return make([]byte, maxKVValue+1), nil
+	}
+	<-s.end
+	return nil, fs.ErrNotExist
+}
+
+// What a plugin asks of a store is bounded in bytes and in time, whatever either of them does.
+func TestKeyValueBounds(t *testing.T) {
+	p, err := Load(fake(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	p.calls().patience = 50 * time.Millisecond
+	end := make(chan struct{})
+	defer close(end)
+	for name, c := range map[string]struct {
+		option Option
+		much   bool
+		code   int
+		want   string
+	}{
+		"no answer":          {Option{"timeout_ms", 30}, false, statusDeadline, "does not answer"},
+		"an answer too long": {Option{"timeout_ms", 30}, true, statusInternal, "too many"},
+		"a key too long":     {Option{"key_len", 1 << 40}, false, statusInternal, "1099511627776 bytes"},
+		"a value too long":   {Option{"value_len", 1 << 40}, false, statusInternal, "1099511627776 bytes"},
+	} {
+		t.Run(name, func(t *testing.T) {
+			kv := &slowKV{memoryKV: memoryKV{values: map[string][]byte{}}, end: end, much: c.much}
+			began := time.Now()
+			_, err := p.NewClient([]Option{{"node_id", 0}, {"num_nodes", 2}, c.option}, kv)
+			var s *Status
+			if !errors.As(err, &s) || s.Code != c.code || !strings.Contains(err.Error(), c.want) {
+				t.Errorf("%v, want %q", err, c.want)
+			}
+			if took := time.Since(began); took > 5*time.Second {
+				t.Errorf("it took %s", took)
+			}
+		})
+	}
+}

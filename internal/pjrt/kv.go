@@ -1,6 +1,7 @@
 package pjrt
 
 import (
+	"context"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -54,19 +55,29 @@ type kvPutArgs struct {
 	userArg    uintptr
 }
 
+const (
+	// maxKVKey and maxKVValue bound what is copied for the plugin: a length that is not one must not
+	// take the host's memory.
+	maxKVKey   = 64 << 10
+	maxKVValue = 256 << 20
+	// kvPatience is how long a store may take beyond a call's own time-out.
+	kvPatience = time.Minute
+)
+
 func (c *callbacks) get(a *kvGetArgs) uintptr {
-	timeout := time.Duration(a.timeoutMS) * time.Millisecond
-	return c.answer(&a.kvQuery, func(store KV) ([]byte, error) {
-		return store.Get(a.key.String(), timeout)
+	timeout := max(0, time.Duration(a.timeoutMS)*time.Millisecond)
+	return c.answer(&a.kvQuery, a.key, timeout, func(store KV, key string) ([]byte, error) {
+		return store.Get(key, timeout)
 	})
 }
 
 func (c *callbacks) tryGet(a *kvTryGetArgs) uintptr {
-	return c.answer(&a.kvQuery, func(store KV) ([]byte, error) { return store.TryGet(a.key.String()) })
+	return c.answer(&a.kvQuery, a.key, 0, KV.TryGet)
 }
 
-func (c *callbacks) answer(q *kvQuery, get func(KV) ([]byte, error)) uintptr {
-	value, status := c.ask(q.makeError, q.userArg, get)
+func (c *callbacks) answer(q *kvQuery, key span, timeout time.Duration,
+	get func(KV, string) ([]byte, error)) uintptr {
+	value, status := c.ask(q.makeError, q.userArg, key, timeout, get)
 	if status == 0 {
 		q.value, q.valueLen, q.release = c.answers.keep(value), uintptr(len(value)), c.kvRelease
 	}
@@ -74,29 +85,61 @@ func (c *callbacks) answer(q *kvQuery, get func(KV) ([]byte, error)) uintptr {
 }
 
 func (c *callbacks) put(a *kvPutArgs) uintptr {
-	_, status := c.ask(a.makeError, a.userArg, func(store KV) ([]byte, error) {
-		return nil, store.Put(a.key.String(), []byte(a.value.String()))
+	if a.value.len > maxKVValue {
+		return kvError(a.makeError, tooLong(a.value.len))
+	}
+	value := []byte(a.value.String())
+	_, status := c.ask(a.makeError, a.userArg, a.key, 0, func(store KV, key string) ([]byte, error) {
+		return nil, store.Put(key, value)
 	})
 	return status
 }
 
-// ask calls a store. An error, or a panic, becomes an error of the plugin's own making.
-func (c *callbacks) ask(makeError unsafe.Pointer, id uintptr,
-	call func(KV) ([]byte, error)) (value []byte, status uintptr) {
-	defer func() {
-		if r := recover(); r != nil {
-			status = kvError(makeError, fmt.Errorf("the key-value store panicked: %v", r))
-		}
-	}()
+// ask calls a store, and waits for it no longer than its time-out and kvPatience: the thread is the
+// plugin's. An error, or a panic, becomes an error of the plugin's own making.
+func (c *callbacks) ask(makeError unsafe.Pointer, id uintptr, key span, timeout time.Duration,
+	call func(KV, string) ([]byte, error)) (value []byte, status uintptr) {
 	store, ok := c.stores.get(id)
-	if !ok {
+	switch {
+	case !ok:
 		return nil, kvError(makeError, errStoreGone)
+	case key.len > maxKVKey:
+		return nil, kvError(makeError, tooLong(key.len))
 	}
-	value, err := call(store)
-	if err != nil {
-		return nil, kvError(makeError, err)
+	type result struct {
+		value []byte
+		err   error
 	}
-	return value, 0
+	name, done := key.String(), make(chan result, 1)
+	go func() {
+		var r result
+		defer func() {
+			if p := recover(); p != nil {
+				r = result{err: fmt.Errorf("the key-value store panicked: %v", p)}
+			}
+			done <- r
+		}()
+		r.value, r.err = call(store, name)
+	}()
+	late := time.NewTimer(timeout + c.patience)
+	defer late.Stop()
+	var r result
+	select {
+	case r = <-done:
+	case <-late.C:
+		r.err = fmt.Errorf("the key-value store does not answer: %w", context.DeadlineExceeded)
+	}
+	if r.err == nil && len(r.value) > maxKVValue {
+		r.err = tooLong(uintptr(len(r.value)))
+	}
+	if r.err != nil {
+		return nil, kvError(makeError, r.err)
+	}
+	return r.value, 0
+}
+
+func tooLong(n uintptr) error {
+	return fmt.Errorf("%d bytes are too many for the key-value store", n)
 }
 
 var errStoreGone = errors.New("the client's key-value store is closed")

@@ -396,3 +396,47 @@ func.func @main(%x: tensor<300x300xf32>) -> tensor<300x300xf32> {
 		<-run.done
 	}
 }
+
+// A buffer is read in parts, and where the plugin lets it, written in parts.
+func TestRawParts(t *testing.T) {
+	c := newCPU(t, 1)
+	want := make([]byte, 4*6*10)
+	for i := range want {
+		want[i] = byte(i * 7)
+	}
+	shape := dtype.Shape{Type: dtype.F32, Dims: []int64{6, 10}}
+	b, err := c.FromHost(want, shape, c.Local()[0], "", HostCopied)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer b.Free()
+	for _, part := range [][2]int{{0, 240}, {40, 80}, {236, 240}, {13, 14}, {240, 240}} {
+		got := make([]byte, part[1]-part[0])
+		if err := b.RawToHost(t.Context(), int64(part[0]), got); err != nil || !bytes.Equal(got, want[part[0]:part[1]]) {
+			t.Errorf("bytes %v: %v, %v", part, got, err)
+		}
+	}
+	for _, bad := range [][2]int64{{-1, 1}, {240, 1}, {0, 241}} {
+		if err := b.RawToHost(t.Context(), bad[0], make([]byte, bad[1])); !errors.Is(err, diag.BufferMismatch) {
+			t.Errorf("%d bytes at %d: %v", bad[1], bad[0], err)
+		}
+	}
+	f, err := c.NewFilling(shape, c.Local()[0], "")
+	if err != nil {
+		t.Fatal(err)
+	}
+	for at := 200; at >= 0; at -= 40 {
+		if err := f.Write(t.Context(), int64(at), want[at:at+40]); err != nil {
+			t.Fatal(err)
+		}
+	}
+	filled, err := f.Buffer()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer filled.Free()
+	got := make([]byte, len(want))
+	if err := filled.ToHost(t.Context(), got); err != nil || !bytes.Equal(got, want) {
+		t.Errorf("%v, %v", got, err)
+	}
+}

@@ -11,6 +11,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/deepwell/deepwell/internal/lists"
 	"github.com/deepwell/deepwell/machine"
 )
 
@@ -30,7 +31,7 @@ func Memory(root fs.FS) []machine.MemoryLimit {
 		list = append(list, machine.MemoryLimit{Bytes: max(0, limit-used),
 			Where: fmt.Sprintf("the address space of this process: ulimit -v %d", limit>>10)})
 	}
-	slices.SortStableFunc(list, func(a, b machine.MemoryLimit) int {
+	lists.Sort(list, func(a, b machine.MemoryLimit) int {
 		return cmp.Compare(a.Bytes, b.Bytes)
 	})
 	return list

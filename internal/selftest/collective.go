@@ -9,6 +9,7 @@ import (
 	"github.com/deepwell/deepwell/diag"
 	"github.com/deepwell/deepwell/dtype"
 	"github.com/deepwell/deepwell/engine"
+	"github.com/deepwell/deepwell/internal/lists"
 	"github.com/deepwell/deepwell/program"
 )
 
@@ -185,11 +186,20 @@ func ring(devices, n int, tensor string) string {
 		`tensor<%dx2xi64>} : (%s) -> %[3]s`, strings.Join(pairs, ","), devices, tensor)
 }
 
-// Collectives runs every collective, on every payload it can carry, over all devices and over
-// two halves, and compares each element. It returns the number of programs that were right.
-func Collectives(ctx context.Context, e *engine.Engine, devices int) (int, error) {
+// CollectiveNames are the collectives' names, in the order in which they run.
+func CollectiveNames() []string {
+	return lists.Map(collectives, func(c collective) string { return c.name })
+}
+
+// Collectives runs every collective, or those with one of the names, on every payload it can carry,
+// over all devices and over two halves, and compares each element. It returns the number of
+// programs that were right.
+func Collectives(ctx context.Context, e *engine.Engine, devices int, names ...string) (int, error) {
 	right := 0
 	for _, c := range collectives {
+		if len(names) > 0 && !slices.Contains(names, c.name) {
+			continue
+		}
 		for _, p := range payloads {
 			if c.sums && p.asBytes() {
 				continue

@@ -32,6 +32,8 @@ type Options struct {
 	// Fail makes a GPU fail at its nth kernel, counted from 1, with a result of the driver: 719 is
 	// CUDA_ERROR_LAUNCH_FAILED, 214 CUDA_ERROR_ECC_UNCORRECTABLE. No kernel fails if Launch is 0.
 	Fail Failure
+	// WrongGPU gives GEMMs that are too large by WrongPermille of their size.
+	WrongGPU, WrongPermille int
 	// Fabric names an NVLink domain: processes with the same name are in one.
 	Fabric string
 	// Log is a file that the libraries append to; "" is the one that this process's SOFTGPU_LOG
@@ -75,6 +77,9 @@ func (g *GPU) Env(o Options) []string {
 	if o.Fail.Launch > 0 {
 		set = append(set, fmt.Sprintf("SOFTGPU_XID=%d:%d:%d", o.Fail.GPU, o.Fail.Launch,
 			o.Fail.Result))
+	}
+	if o.WrongPermille > 0 {
+		set = append(set, fmt.Sprintf("SOFTGPU_WRONG=%d:%d", o.WrongGPU, o.WrongPermille))
 	}
 	if o.Fabric != "" {
 		set = append(set, "SOFTGPU_FABRIC="+o.Fabric)

@@ -13,6 +13,8 @@ import (
 	"sync"
 	"testing"
 	"time"
+
+	"github.com/deepwell/deepwell/internal/slowtest"
 )
 
 // A minimal is a library of the software GPU and programs that test it, on a driver that has nothing
@@ -147,6 +149,7 @@ func TestCollectivesInRandomOrder(t *testing.T) {
 }
 
 func TestCollectivesUnderThreadSanitizer(t *testing.T) {
+	slowtest.Only(t)
 	dir := minimal{library: "nccl", programs: []string{"ncclstress", "ncclcases"},
 		flags: []string{"-fsanitize=thread"}}.build(t)
 	for processes := 1; processes <= 2; processes++ {
@@ -164,6 +167,7 @@ func TestCollectivesUnderThreadSanitizer(t *testing.T) {
 
 // What a library like this one can get wrong: the stress program finds it.
 func TestStressFindsPlantedFaults(t *testing.T) {
+	slowtest.Only(t) // each fault is a build of its own, and some show only as a wait of 4 s
 	const posting = "  for (struct work *w = l->works; w; w = w->next) post(w, " +
 		"l->captured ? l->replay : 0);\n"
 	for _, fault := range []struct {
@@ -192,6 +196,7 @@ func TestStressFindsPlantedFaults(t *testing.T) {
 			"    if (w->sends) collect(w);", "    ;"}},
 	} {
 		t.Run(fault.name, func(t *testing.T) {
+			t.Parallel()
 			m := minimal{library: "nccl", programs: []string{"ncclstress"}, flags: []string{"-w"}}
 			m.change = func(name, text string) string {
 				for i := 0; name == fault.file && i < len(fault.change); i += 2 {

@@ -45,7 +45,7 @@ func Each(axes []Axis, visit func(src, dst int64)) {
 // neighbors that are one dimension in both arrays.
 func merged(axes []Axis) []Axis {
 	axes = slices.DeleteFunc(slices.Clone(axes), func(a Axis) bool { return a.N == 1 })
-	slices.SortStableFunc(axes, func(a, b Axis) int { return cmp.Compare(b.Dst, a.Dst) })
+	lists.Sort(axes, func(a, b Axis) int { return cmp.Compare(b.Dst, a.Dst) })
 	var list []Axis
 	for _, a := range axes {
 		if n := len(list); n > 0 && list[n-1].Src == a.N*a.Src && list[n-1].Dst == a.N*a.Dst {

@@ -19,10 +19,11 @@ type ring struct {
 	op         *ir.Op
 	size, each int64 // devices, and keys of one
 	axis       string
-	// unmasked tells that a shard of another device is seen all or not at all: a causal mask with
-	// devices in the order of the sequence, no window, no documents. Then no shard needs a mask of its
-	// own but the device's own, which is causal.
+	// unmasked tells that a shard of another device, or half of it, is seen all or not at all: a
+	// causal mask, no window, no documents. Then no shard needs a mask of its own but the device's
+	// own, which is causal.
 	unmasked bool
+	zigzag   bool // devices have a chunk from the front of the sequence and one from the back
 	cudnn    bool
 }
 
@@ -31,8 +32,8 @@ func newRing(w *Writer, op *ir.Op) *ring {
 	r := &ring{w: w, op: op, axis: op.Attrs.Text("ring"), each: op.In[1].Type.Size(ir.Keys)}
 	r.size, _ = ir.Along(w.mesh, r.axis)
 	segments, _ := op.MaskArgs()
-	r.unmasked = op.Attrs.Bool("causal") && !op.Attrs.Bool("balanced") && len(segments) == 0 &&
-		op.Attrs.Int("window") == 0
+	r.unmasked = op.Attrs.Bool("causal") && len(segments) == 0 && op.Attrs.Int("window") == 0
+	r.zigzag = r.unmasked && op.Attrs.Bool("balanced")
 	if w.Target != nil {
 		kernel, why := w.Target.Attends(op)
 		w.Target.Note(kernels.Choice{Kind: op.Kind, Kernel: kernel, Why: why})
@@ -108,13 +109,18 @@ func (r *ring) unmaskedOp(moves int64) *ir.Op {
 
 // attend computes with the keys and values that are here after some moves.
 func (r *ring) attend(moves int64, in, here []Val, plain Rule) []Val {
-	switch {
-	case r.cudnn:
-		return r.w.table.named(kernels.CuDNN, r.op.Kind)(r.w, r.unmaskedOp(moves), here)
-	case r.unmasked:
-		return plain(r.w, r.unmaskedOp(moves), here)
+	if r.unmasked {
+		return r.call(r.unmaskedOp(moves), here, plain)
 	}
 	return plain(r.w, r.op, r.shardArgs(in, here[1], here[2], r.keyOwner(moves)))
+}
+
+// call prints attention, or its gradient, of a shard that needs no mask of its own.
+func (r *ring) call(op *ir.Op, in []Val, plain Rule) []Val {
+	if r.cudnn {
+		plain = r.w.table.named(kernels.CuDNN, r.op.Kind)
+	}
+	return plain(r.w, op, in)
 }
 
 // keysBefore tells whether the keys that are here come before the device's queries, broadcast to a
@@ -130,6 +136,9 @@ func (r *ring) keysBefore(moves int64, like ir.Type) Val {
 // Keys after the queries of a causal mask count as masked scores.
 func ringAttention(w *Writer, op *ir.Op, in []Val) []Val {
 	r := newRing(w, op)
+	if r.zigzag {
+		return r.zigzagAttention(in)
+	}
 	k, v := in[1], in[2]
 	var o, lse Val // f32 [..., seq, heads, head] and [..., seq, heads], so far
 	for moves := range r.size {
@@ -141,28 +150,36 @@ func ringAttention(w *Writer, op *ir.Op, in []Val) []Val {
 			seen := r.keysBefore(moves, part[1].Type)
 			part[1] = w.Select(seen, part[1], w.Constant(part[1].Type, MaskedScore))
 		}
-		wide := w.Convert(part[0], dtype.F32)
+		part[0] = w.Convert(part[0], dtype.F32)
 		if moves == 0 {
-			o, lse = wide, part[1]
+			o, lse = part[0], part[1]
 			continue
 		}
-		// Combine two softmaxes over disjoint keys: weights are exp(lse - top), normalized.
-		top := w.Elementwise("maximum", lse, part[1])
-		a := w.Elementwise("exponential", w.Elementwise("subtract", lse, top))
-		b := w.Elementwise("exponential", w.Elementwise("subtract", part[1], top))
-		total := w.Elementwise("add", a, b)
-		a, b = w.Elementwise("divide", a, total), w.Elementwise("divide", b, total)
-		o = w.Elementwise("add", w.Elementwise("multiply", o, w.BroadcastTo(a, o.Type)),
-			w.Elementwise("multiply", wide, w.BroadcastTo(b, o.Type)))
-		lse = w.Elementwise("add", top, w.Elementwise("log", total))
+		o, lse = w.combine(o, lse, part[0], part[1])
 	}
 	return []Val{w.Convert(o, op.Out[0].Type.Elem), lse}
+}
+
+// combine joins the softmaxes of two disjoint sets of keys, f32 outputs [..., head] with their
+// log-sum-exps: weights are exp(lse - top), normalized.
+func (w *Writer) combine(o1, lse1, o2, lse2 Val) (o, lse Val) {
+	top := w.Elementwise("maximum", lse1, lse2)
+	a := w.Elementwise("exponential", w.Elementwise("subtract", lse1, top))
+	b := w.Elementwise("exponential", w.Elementwise("subtract", lse2, top))
+	total := w.Elementwise("add", a, b)
+	a, b = w.Elementwise("divide", a, total), w.Elementwise("divide", b, total)
+	o = w.Elementwise("add", w.Elementwise("multiply", o1, w.BroadcastTo(a, o1.Type)),
+		w.Elementwise("multiply", o2, w.BroadcastTo(b, o1.Type)))
+	return o, w.Elementwise("add", top, w.Elementwise("log", total))
 }
 
 // ringAttentionGrad accumulates dQ here, and dK and dV as they travel with their keys, in f32; the
 // last move, in the type of the keys, brings them home.
 func ringAttentionGrad(w *Writer, op *ir.Op, in []Val) []Val {
 	r := newRing(w, op)
+	if r.zigzag {
+		return r.zigzagAttentionGrad(in)
+	}
 	k, v := in[1], in[2]
 	var sums [3]Val // of queries, here; of keys and values, on their way
 	for moves := range r.size {
@@ -182,9 +199,14 @@ func ringAttentionGrad(w *Writer, op *ir.Op, in []Val) []Val {
 			sums[i] = g
 		}
 	}
+	return r.home(sums)
+}
+
+// home rounds the gradients and sends the keys' and the values' to the device that has them.
+func (r *ring) home(sums [3]Val) []Val {
 	out := make([]Val, 3)
 	for i := range out {
-		if out[i] = w.Convert(sums[i], op.Out[i].Type.Elem); i > 0 {
+		if out[i] = r.w.Convert(sums[i], r.op.Out[i].Type.Elem); i > 0 {
 			out[i] = r.permute(out[i]) // home, rounded already
 		}
 	}

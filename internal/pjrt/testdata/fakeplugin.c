@@ -95,6 +95,8 @@ static error* client_create(word* w) {
     snprintf(key, sizeof key, "address/%d", node);
     snprintf(value, sizeof value, "node %d", node);
     put_args p = {sizeof p, NULL, key, strlen(key), value, strlen(value), &maker, a->put_user};
+    if (find(a, "key_len") >= 0) p.key_len = find(a, "key_len");
+    if (find(a, "value_len") >= 0) p.value_len = find(a, "value_len");
     error* e = a->put(&p);
     if (e) return e;
     try_args t = {sizeof t, NULL, "nobody", 6, &maker, a->try_user, NULL, 0, NULL};

@@ -20,7 +20,8 @@ struct CUctx_st {
 };
 
 struct gpu {
-  int ordinal;
+  int ordinal;  // as the process counts the GPUs that it sees
+  int place;    // on the bus
   const struct sg_model *model;
   struct CUctx_st context;
 

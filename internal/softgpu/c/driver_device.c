@@ -1,6 +1,7 @@
 // GPUs, their attributes and their primary contexts.
 #define _GNU_SOURCE
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -10,11 +11,33 @@ static pthread_once_t once = PTHREAD_ONCE_INIT;
 static struct gpu gpus[SG_MAX_GPUS];
 static int count;
 
+// visible gives the GPUs that CUDA_VISIBLE_DEVICES lets a process see, by their places on the bus;
+// the list ends with the first that is not there. NVML sees all.
+static int visible(int places[]) {
+  const char *list = getenv("CUDA_VISIBLE_DEVICES");
+  int all = sg_gpus(), n = 0;
+  if (!list) {
+    for (; n < all; n++) places[n] = n;
+    return n;
+  }
+  while (n < SG_MAX_GPUS) {
+    char *end;
+    long place = strtol(list, &end, 10);
+    if (end == list || place < 0 || place >= all) break;
+    places[n++] = (int)place;
+    if (*end != ',') break;
+    list = end + 1;
+  }
+  return n;
+}
+
 static void setup(void) {
-  count = sg_gpus();
+  int places[SG_MAX_GPUS];
+  count = visible(places);
   for (int i = 0; i < count; i++) {
     struct gpu *c = &gpus[i];
     c->ordinal = i;
+    c->place = places[i];
     c->model = sg_model();
     c->memory = sg_memory();
     c->context.gpu = c;
@@ -81,7 +104,7 @@ SG_EXPORT CUresult cuDeviceGetUuid_v2(CUuuid *uuid, CUdevice device) {
   memcpy(uuid->bytes, "softgpu", 7);
   int process = getpid();  // GPUs of two processes are different GPUs
   memcpy(uuid->bytes + 8, &process, sizeof process);
-  uuid->bytes[15] = (char)gpu->ordinal;
+  uuid->bytes[15] = (char)gpu->place;
   return CUDA_SUCCESS;
 }
 SG_EXPORT CUresult cuDeviceGetUuid(CUuuid *uuid, CUdevice device) {
@@ -96,16 +119,19 @@ SG_EXPORT CUresult cuDeviceTotalMem_v2(size_t *bytes, CUdevice device) {
 
 SG_EXPORT CUresult cuDeviceGetPCIBusId(char *text, int size, CUdevice device) {
   DEVICE(device);
-  snprintf(text, (size_t)size, "0000:%02X:00.0", SG_FIRST_BUS + gpu->ordinal);
+  snprintf(text, (size_t)size, "0000:%02X:00.0", SG_FIRST_BUS + gpu->place);
   return CUDA_SUCCESS;
 }
 
 SG_EXPORT CUresult cuDeviceGetByPCIBusId(CUdevice *device, const char *text) {
   unsigned domain, bus;
   if (sscanf(text, "%x:%x", &domain, &bus) != 2) return CUDA_ERROR_INVALID_VALUE;
-  DEVICE((int)bus - SG_FIRST_BUS);
-  *device = gpu->ordinal;
-  return CUDA_SUCCESS;
+  for (int i = 0; sg_gpu(i); i++)
+    if (gpus[i].place == (int)bus - SG_FIRST_BUS) {
+      *device = i;
+      return CUDA_SUCCESS;
+    }
+  return CUDA_ERROR_INVALID_DEVICE;
 }
 
 SG_EXPORT CUresult cuDeviceComputeCapability(int *major, int *minor, CUdevice device) {
@@ -119,7 +145,7 @@ SG_EXPORT CUresult cuDeviceComputeCapability(int *major, int *minor, CUdevice de
 static bool attribute(const struct gpu *gpu, int which, int *value) {
   const struct sg_model *m = gpu->model;
   switch (which) {
-    case CU_DEVICE_ATTRIBUTE_PCI_BUS_ID: *value = SG_FIRST_BUS + gpu->ordinal; return true;
+    case CU_DEVICE_ATTRIBUTE_PCI_BUS_ID: *value = SG_FIRST_BUS + gpu->place; return true;
     case 13: *value = m->clock; return true;
     case 16: *value = m->processors; return true;
     case 36: *value = m->memory_clock; return true;

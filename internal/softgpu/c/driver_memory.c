@@ -84,11 +84,12 @@ void sg_memory_return(void *start) {
 // charge takes bytes of a GPU's memory, or refuses. The lock is held for writing.
 static bool charge(struct gpu *gpu, size_t bytes) {
   if (bytes > gpu->memory - gpu->used) {
-    sg_log("GPU %d: out of memory: %zu bytes asked, %zu of %zu used", gpu->ordinal, bytes,
+    sg_log("GPU %d: out of memory: %zu bytes asked, %zu of %zu used", gpu->place, bytes,
            gpu->used, gpu->memory);
     return false;
   }
   gpu->used += bytes;
+  sg_log("GPU %d: %zu bytes taken, %zu of %zu used", gpu->place, bytes, gpu->used, gpu->memory);
   return true;
 }
 

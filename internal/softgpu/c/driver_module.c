@@ -295,8 +295,8 @@ static bool fails(struct gpu *gpu) {
   const char *text = getenv("SOFTGPU_XID");
   long at_gpu, at_launch, result;
   if (!text || sscanf(text, "%ld:%ld:%ld", &at_gpu, &at_launch, &result) != 3) return false;
-  if (at_gpu != gpu->ordinal || at_launch != number) return false;
-  sg_log("GPU %d: launch %ld fails with %ld", gpu->ordinal, number, result);
+  if (at_gpu != gpu->place || at_launch != number) return false;
+  sg_log("GPU %d: launch %ld fails with %ld", gpu->place, number, result);
   atomic_store(&gpu->error, (int)result);
   return true;
 }

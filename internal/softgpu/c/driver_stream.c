@@ -47,7 +47,7 @@ static void sleep_us(long us) {
 // Half of the operations are not delayed: a long delay of all hides as much as none.
 void sg_delay(struct CUstream_st *s) {
   pthread_once(&delays_once, read_delays);
-  long us = s->gpu->ordinal == slow_gpu ? slow_us : 0;
+  long us = s->gpu->place == slow_gpu ? slow_us : 0;
   if (delay_seed && delay_most > 0) {
     uint64_t r = next_random(&s->random);
     if (r & 1) us += (long)((r >> 1) % (uint64_t)delay_most);

@@ -6,13 +6,7 @@
 #include <string.h>
 
 #include "common.h"
-
-enum { NVML_SUCCESS = 0, NVML_INVALID_ARGUMENT = 2, NVML_NOT_SUPPORTED = 3, NVML_NOT_FOUND = 6 };
-
-// A handle is the GPU's number, counted from 1.
-typedef struct device *handle;
-
-static int ordinal(handle h) { return (int)(intptr_t)h - 1; }
+#include "nvml.h"
 
 static int text(char *to, unsigned size, const char *from) {
   if (strlen(from) >= size) return 7;  // NVML_ERROR_INSUFFICIENT_SIZE

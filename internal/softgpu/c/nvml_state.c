@@ -1,15 +1,11 @@
 // What NVML tells of a GPU beside its links: where it is, its memory, modes, clocks and neighbours.
 #include <stdint.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "common.h"
-
-enum { NVML_SUCCESS = 0, NVML_INVALID_ARGUMENT = 2, NVML_NOT_SUPPORTED = 3 };
-
-typedef struct device *handle;
-
-static int ordinal(handle h) { return (int)(intptr_t)h - 1; }
+#include "nvml.h"
 
 // nvmlPciInfo_t of nvmlDeviceGetPciInfo_v3.
 struct pci {
@@ -79,6 +75,81 @@ SG_EXPORT int nvmlDeviceGetMigMode(handle h, unsigned *now, unsigned *pending) {
 SG_EXPORT int nvmlDeviceGetMaxMigDeviceCount(handle h, unsigned *count) {
   (void)h;
   *count = 0;
+  return NVML_SUCCESS;
+}
+
+// setting is the number behind GPU: in a variable "GPU:NUMBER", if it is this GPU's.
+static long long setting(handle h, const char *name, long long fallback) {
+  const char *text = getenv(name), *colon = text ? strchr(text, ':') : NULL;
+  return colon && atoi(text) == ordinal(h) ? strtoll(colon + 1, NULL, 0) : fallback;
+}
+
+SG_EXPORT int nvmlDeviceGetClockInfo(handle h, int which, unsigned *mhz) {
+  if (which != 1 && which != 2) return NVML_NOT_SUPPORTED;
+  *mhz = (unsigned)(which == 1 ? sg_model()->clock : sg_model()->memory_clock) / 1000;
+  if (which == 1) *mhz = (unsigned)setting(h, "SOFTGPU_CLOCK", *mhz);
+  return NVML_SUCCESS;
+}
+
+SG_EXPORT int nvmlDeviceGetCurrentClocksThrottleReasons(handle h, unsigned long long *reasons) {
+  *reasons = (unsigned long long)setting(h, "SOFTGPU_THROTTLE", 0);
+  return NVML_SUCCESS;
+}
+
+SG_EXPORT int nvmlDeviceGetTemperature(handle h, int sensor, unsigned *celsius) {
+  (void)h;
+  if (sensor != 0) return NVML_INVALID_ARGUMENT;
+  *celsius = 40;
+  return NVML_SUCCESS;
+}
+
+SG_EXPORT int nvmlDeviceGetTotalEccErrors(handle h, int type, int counter,
+                                          unsigned long long *count) {
+  if (counter != 0) return NVML_NOT_SUPPORTED;
+  *count = type == 1 ? (unsigned long long)setting(h, "SOFTGPU_ECC", 0) : 0;
+  return NVML_SUCCESS;
+}
+
+SG_EXPORT int nvmlDeviceGetRemappedRows(handle h, unsigned *corrected, unsigned *uncorrected,
+                                        unsigned *pending, unsigned *failed) {
+  (void)h;
+  *corrected = *uncorrected = *pending = *failed = 0;
+  return NVML_SUCCESS;
+}
+
+// ---- events: one Xid, of the GPU and with the number that SOFTGPU_XID_EVENT says
+
+struct event {
+  handle device;
+  unsigned long long type, data;
+  unsigned instance, compute;
+};
+
+static int told;
+
+SG_EXPORT int nvmlEventSetCreate(void **set) {
+  *set = &told;
+  return NVML_SUCCESS;
+}
+
+SG_EXPORT int nvmlDeviceRegisterEvents(handle h, unsigned long long types, void *set) {
+  (void)h;
+  (void)set;
+  return types == 8 ? NVML_SUCCESS : NVML_NOT_SUPPORTED;
+}
+
+SG_EXPORT int nvmlEventSetWait_v2(void *set, struct event *e, unsigned milliseconds) {
+  (void)set;
+  (void)milliseconds;
+  const char *text = getenv("SOFTGPU_XID_EVENT"), *colon = text ? strchr(text, ':') : NULL;
+  if (!colon || told) return 10;  // NVML_ERROR_TIMEOUT
+  told = 1;
+  *e = (struct event){(handle)(intptr_t)(atoi(text) + 1), 8, (unsigned long long)atoi(colon + 1)};
+  return NVML_SUCCESS;
+}
+
+SG_EXPORT int nvmlEventSetFree(void *set) {
+  (void)set;
   return NVML_SUCCESS;
 }
 

@@ -78,6 +78,7 @@ struct product {
   int64_t bias_row_step, bias_col_step, bias_batch_step;
   struct matrix aux;         // what GELU is applied to; data is 0 if it is not wanted
   const float *a_scale, *b_scale;  // of 8-bit operands: one number on the device each, or 0
+  double fault;              // the product is too large by this share, as a broken GPU's
 };
 
 // blas_width is the bytes of an element, or 0 for a type that is not played.
