@@ -42,8 +42,10 @@ func TestErrorsAgreeWithTheInterpreter(t *testing.T) {
 			for arch, tame := range map[string]bool{"cpu": false, "sm_100": true} {
 				p := r.Compile(t, g, lower.Options{Kernels: kernels.For(arch)})
 				in := q.inputs(rand.New(rand.NewPCG(uint64(i), 11)), g, tame)
+				// Some of XLA:CPU's threads take subnormal numbers for zeros and some do not: CI saw 5 of
+				// 9 of them uncounted, once.
 				for k, v := range in["x"][0].Data {
-					if math.IsNaN(v) || math.IsInf(v, 0) {
+					if math.IsNaN(v) || math.IsInf(v, 0) || math.Abs(v) < 0x1p-126 {
 						in["x"][0].Data[k] = 0
 					}
 				}
