@@ -284,15 +284,6 @@ func (i Identity) Compared() map[string]string {
 	return list
 }
 
-// Extensions names the optional interfaces of the plugin.
-func (e *Engine) Extensions() []string {
-	var names []string
-	for _, x := range e.plugin.Extensions() {
-		names = append(names, x.Name)
-	}
-	return names
-}
-
 // Record starts the plugin's profiler, which a process can do once at a time; the function that it
 // returns stops it and gives a serialized XSpace (tsl/profiler/protobuf/xplane.proto). A plugin
 // without a profiler gives fs.ErrNotExist.

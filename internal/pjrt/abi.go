@@ -31,74 +31,65 @@ type apiHeader struct {
 type slot int
 
 const (
-	errorDestroy           slot = 0
-	errorMessage           slot = 1
-	errorGetCode           slot = 2
-	pluginInitialize       slot = 3
-	pluginAttributes       slot = 4
-	eventDestroy           slot = 5
-	eventIsReady           slot = 6
-	eventAwait             slot = 8
-	eventOnReady           slot = 9
-	clientCreate           slot = 10
-	clientDestroy          slot = 11
-	clientPlatformName     slot = 12
-	clientProcessIndex     slot = 13
-	clientPlatformVersion  slot = 14
-	clientDevices          slot = 15
-	clientAddressable      slot = 16
-	clientCompile          slot = 20
-	clientBufferFromHost   slot = 22
-	descriptionID          slot = 23
-	descriptionProcess     slot = 24
-	descriptionAttributes  slot = 25
-	descriptionKind        slot = 26
-	deviceDescription      slot = 29
-	deviceLocalID          slot = 31
-	deviceMemories         slot = 32
-	deviceDefaultMemory    slot = 33
-	deviceMemoryStats      slot = 34
-	memoryKind             slot = 36
-	executableDestroy      slot = 40
-	executableName         slot = 41
-	executableReplicas     slot = 42
-	executableOutputs      slot = 44
-	executableMemories     slot = 47
-	executableOptimized    slot = 48
-	executableSerialize    slot = 49
-	loadedDestroy          slot = 50
-	loadedExecutable       slot = 51
-	loadedDevices          slot = 52
-	loadedExecute          slot = 55
-	deserializeAndLoad     slot = 56
-	bufferDestroy          slot = 58
-	bufferIsDeleted        slot = 68
-	bufferCopyToDevice     slot = 69
-	bufferToHost           slot = 70
-	bufferReadyEvent       slot = 72
-	topologyCreate         slot = 82
-	topologyDestroy        slot = 83
-	topologyDescriptions   slot = 86
-	compileTopology        slot = 89
-	executableOutputTypes  slot = 90
-	executableOutputDims   slot = 91
-	bufferCopyToMemory     slot = 92
-	executableFingerprint  slot = 94
-	executableMemoryStats  slot = 96
-	bufferRawToHost        slot = 100
-	transferDestroy        slot = 101
-	transferData           slot = 102
-	clientCreateTransfer   slot = 103
-	transferRetrieve       slot = 104
-	clientUpdateProcesses  slot = 113
-	deviceClearMemoryStats slot = 135
+	errorDestroy          slot = 0
+	errorMessage          slot = 1
+	errorGetCode          slot = 2
+	pluginInitialize      slot = 3
+	eventDestroy          slot = 5
+	eventIsReady          slot = 6
+	eventAwait            slot = 8
+	eventOnReady          slot = 9
+	clientCreate          slot = 10
+	clientDestroy         slot = 11
+	clientPlatformName    slot = 12
+	clientPlatformVersion slot = 14
+	clientDevices         slot = 15
+	clientAddressable     slot = 16
+	clientCompile         slot = 20
+	clientBufferFromHost  slot = 22
+	descriptionID         slot = 23
+	descriptionProcess    slot = 24
+	descriptionAttributes slot = 25
+	descriptionKind       slot = 26
+	deviceDescription     slot = 29
+	deviceLocalID         slot = 31
+	deviceMemories        slot = 32
+	deviceDefaultMemory   slot = 33
+	deviceMemoryStats     slot = 34
+	memoryKind            slot = 36
+	executableDestroy     slot = 40
+	executableOutputs     slot = 44
+	executableOptimized   slot = 48
+	executableSerialize   slot = 49
+	loadedDestroy         slot = 50
+	loadedExecutable      slot = 51
+	loadedDevices         slot = 52
+	loadedExecute         slot = 55
+	deserializeAndLoad    slot = 56
+	bufferDestroy         slot = 58
+	bufferIsDeleted       slot = 68
+	bufferCopyToDevice    slot = 69
+	bufferToHost          slot = 70
+	bufferReadyEvent      slot = 72
+	topologyCreate        slot = 82
+	topologyDestroy       slot = 83
+	compileTopology       slot = 89
+	executableOutputTypes slot = 90
+	executableOutputDims  slot = 91
+	bufferCopyToMemory    slot = 92
+	executableMemoryStats slot = 96
+	bufferRawToHost       slot = 100
+	transferDestroy       slot = 101
+	transferData          slot = 102
+	clientCreateTransfer  slot = 103
+	transferRetrieve      slot = 104
+	clientUpdateProcesses slot = 113
 )
 
 // slotNames gives the C name of the functions that not every supported version has, for the
 // error that says so.
 var slotNames = map[slot]string{
-	deviceClearMemoryStats: "PJRT_Device_ClearMemoryStats",
-	clientUpdateProcesses:  "PJRT_Client_UpdateGlobalProcessInfo",
+	clientUpdateProcesses: "PJRT_Client_UpdateGlobalProcessInfo",
 }
 
 // head begins every argument structure. The tail of zeros that some structures end with leaves

@@ -15,7 +15,6 @@ import (
 type Buffer struct {
 	shape  dtype.Shape
 	device *Device
-	memory *Memory
 
 	mu    sync.Mutex
 	ptr   unsafe.Pointer
@@ -39,20 +38,33 @@ func (b *Buffer) Shape() dtype.Shape { return b.shape }
 // Device is the device that the buffer belongs to.
 func (b *Buffer) Device() *Device { return b.device }
 
-// Memory is the kind of memory that it lies in.
-func (b *Buffer) Memory() string { return b.memory.Kind }
-
 // Bytes is the dense size of the contents.
 func (b *Buffer) Bytes() int64 { return b.shape.Bytes() }
 
-func (d *Device) newBuffer(ptr unsafe.Pointer, shape dtype.Shape, m *Memory) *Buffer {
+func (d *Device) newBuffer(ptr unsafe.Pointer, shape dtype.Shape) *Buffer {
 	d.client.hold()
 	d.account(shape.Bytes())
-	return &Buffer{shape: shape, device: d, memory: m, ptr: ptr}
+	return &Buffer{shape: shape, device: d, ptr: ptr}
 }
 
 // acquire lends the C object to one call; release gives it back.
 func (b *Buffer) acquire() (unsafe.Pointer, error) { return b.take(0, bufferLive) }
+
+// open is acquire while the client is open; done ends both.
+func (b *Buffer) open() (ptr unsafe.Pointer, done func(), err error) {
+	c := b.device.client
+	if err := c.enter(); err != nil {
+		return nil, nil, err
+	}
+	if ptr, err = b.acquire(); err != nil {
+		c.leave()
+		return nil, nil, err
+	}
+	return ptr, func() {
+		b.release()
+		c.leave()
+	}, nil
+}
 
 // lend is acquire for the start of a run; giveBack ends it.
 func (b *Buffer) lend() (unsafe.Pointer, error) { return b.take(1, bufferLive) }
@@ -217,7 +229,7 @@ func (c *Client) FromHost(data []byte, shape dtype.Shape, d *Device, kind string
 		done()
 		return nil, err
 	}
-	b := d.newBuffer(a.buffer, shape, m)
+	b := d.newBuffer(a.buffer, shape)
 	if mode != HostCopied {
 		err = c.plugin.onReady(a.done, func(error) { done() })
 	}
@@ -264,15 +276,11 @@ func (b *Buffer) ToHost(ctx context.Context, dst []byte) error {
 }
 
 func (b *Buffer) toHost(ctx context.Context, dst []byte) error {
-	if err := b.device.client.enter(); err != nil {
-		return err
-	}
-	defer b.device.client.leave()
-	ptr, err := b.acquire()
+	ptr, done, err := b.open()
 	if err != nil {
 		return err
 	}
-	defer b.release()
+	defer done()
 	p := b.device.client.plugin
 	rank := len(b.shape.Dims)
 	minorToMajor := make([]int64, rank)
@@ -292,19 +300,15 @@ func (b *Buffer) toHost(ctx context.Context, dst []byte) error {
 
 // CopyTo makes a copy on another device of the same client, in its memory of the given kind.
 func (b *Buffer) CopyTo(d *Device, kind string) (*Buffer, error) {
-	if err := b.device.client.enter(); err != nil {
+	ptr, done, err := b.open()
+	if err != nil {
 		return nil, err
 	}
-	defer b.device.client.leave()
+	defer done()
 	m, err := b.device.client.placeFor(d, kind)
 	if err != nil {
 		return nil, err
 	}
-	ptr, err := b.acquire()
-	if err != nil {
-		return nil, err
-	}
-	defer b.release()
 	s, target := bufferCopyToDevice, d.ptr
 	if kind != "" {
 		s, target = bufferCopyToMemory, m.ptr
@@ -313,7 +317,7 @@ func (b *Buffer) CopyTo(d *Device, kind string) (*Buffer, error) {
 	if err := call(b.device.client.plugin, s, &a); err != nil {
 		return nil, err
 	}
-	return d.newBuffer(a.result, b.shape, m), nil
+	return d.newBuffer(a.result, b.shape), nil
 }
 
 // Await waits until the contents are there, and returns the error of the run that makes them.

@@ -2,7 +2,6 @@ package pjrt
 
 import (
 	"context"
-	"fmt"
 	"runtime"
 	"slices"
 	"sync"
@@ -20,7 +19,6 @@ type Client struct {
 	kv       uintptr
 	platform string
 	version  string
-	process  int
 	devices  []*Device // all of them, of every process
 	local    []*Device // those this process can use
 	byPtr    map[unsafe.Pointer]*Device
@@ -88,7 +86,6 @@ func (c *Client) describe() (err error) {
 	p := c.plugin
 	c.platform = get(&err, p.readText, clientPlatformName, c.ptr)
 	c.version = get(&err, p.readText, clientPlatformVersion, c.ptr)
-	c.process = get(&err, p.readInt, clientProcessIndex, c.ptr)
 	all := get(&err, p.readList, clientDevices, c.ptr)
 	usable := get(&err, p.readList, clientAddressable, c.ptr)
 	for _, ptr := range all {
@@ -135,14 +132,8 @@ func (c *Client) newDevice(ptr unsafe.Pointer, usable bool) (d *Device, err erro
 	return d, err
 }
 
-// Platform names the kind of devices, such as "cpu" or "cuda".
-func (c *Client) Platform() string { return c.platform }
-
 // PlatformVersion tells the version of the runtime behind the client.
 func (c *Client) PlatformVersion() string { return c.version }
-
-// Process is the number of this process among the client's processes.
-func (c *Client) Process() int { return c.process }
 
 // Devices lists the devices of all processes, by global number.
 func (c *Client) Devices() []*Device { return c.devices }
@@ -171,11 +162,8 @@ func (d *Device) findMemory(kind string) (*Memory, error) {
 		d.ID, kind, d.Memories())
 }
 
-// String names the device for people.
-func (d *Device) String() string { return fmt.Sprintf("%s %d", d.Kind, d.ID) }
-
 // MemoryStats is a device's own account of its memory; a field the platform does not keep is -1.
-type MemoryStats struct{ InUse, Peak, Limit, LargestFree int64 }
+type MemoryStats struct{ InUse, Peak, Limit int64 }
 
 // MemoryStats asks the device. XLA:CPU keeps no account and says so with NotSupported.
 func (d *Device) MemoryStats() (MemoryStats, error) {
@@ -189,12 +177,7 @@ func (d *Device) MemoryStats() (MemoryStats, error) {
 		}
 		return -1
 	}
-	return MemoryStats{a.inUse, get(a.peakInUse), get(a.limit), get(a.largestFree)}, nil
-}
-
-// ClearMemoryStats makes the device forget its peak.
-func (d *Device) ClearMemoryStats() error {
-	return call(d.client.plugin, deviceClearMemoryStats, &one{object: d.ptr})
+	return MemoryStats{a.inUse, get(a.peakInUse), get(a.limit)}, nil
 }
 
 // A ProcessState is what the other processes of a client are known to be.

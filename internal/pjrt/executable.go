@@ -27,8 +27,6 @@ type Signature struct {
 	Params  []dtype.Shape
 	Results []dtype.Shape
 	Donates []bool // for each parameter: whether a run consumes it
-	// Memories are the kinds of memory that the results lie in.
-	Memories []string
 	// Alone says that the devices neither wait for each other nor call out, so that they may be
 	// started one after the other on one thread.
 	Alone bool
@@ -36,32 +34,6 @@ type Signature struct {
 
 // Free ends the executable; a second Free does nothing.
 func (x *Executable) Free() { x.free(executableDestroy) }
-
-// Name is the name of the compiled module.
-func (x *Executable) Name() (string, error) {
-	return ask(x, x.plugin.readText, executableName)
-}
-
-// ask reads a property of the C object.
-func ask[T any](x *Executable, read func(slot, unsafe.Pointer) (T, error), what slot) (v T,
-	err error) {
-	err = x.use(func(ptr unsafe.Pointer) (err error) {
-		v, err = read(what, ptr)
-		return err
-	})
-	return v, err
-}
-
-// Fingerprint is the compiler's own identity of the program; not every platform has one.
-func (x *Executable) Fingerprint() (string, error) {
-	return ask(x, x.plugin.readText, executableFingerprint)
-}
-
-// Replicas is the number of devices that the program was compiled for.
-func (x *Executable) Replicas() (int, error) {
-	n, err := ask(x, x.plugin.readNumber, executableReplicas)
-	return int(n), err
-}
 
 // CompiledMemory is what one device needs to run a program, in bytes, as the compiler counts it.
 type CompiledMemory struct {
@@ -132,16 +104,8 @@ func (x *Executable) Serialize() (data []byte, err error) {
 	return data, err
 }
 
-func (x *Executable) results() (shapes []dtype.Shape, memories []string, err error) {
+func (x *Executable) results() (shapes []dtype.Shape, err error) {
 	err = x.use(func(ptr unsafe.Pointer) error {
-		// XLA:CPU does not tell: then all results lie in the default memory.
-		places := outputArgs{executable: ptr}
-		if err := call(x.plugin, executableMemories, &places); err == nil {
-			kinds := unsafe.Slice((*unsafe.Pointer)(places.items), int(places.outputs))
-			for i, n := range unsafe.Slice((*uintptr)(places.lens), int(places.outputs)) {
-				memories = append(memories, span{kinds[i], n}.String())
-			}
-		}
 		types := list{object: ptr}
 		if err := call(x.plugin, executableOutputTypes, &types); err != nil {
 			return err
@@ -160,7 +124,7 @@ func (x *Executable) results() (shapes []dtype.Shape, memories []string, err err
 		}
 		return nil
 	})
-	return shapes, memories, err
+	return shapes, err
 }
 
 // Compile compiles StableHLO text or bytecode, or a serialized HLO module, for devices of the
@@ -274,17 +238,6 @@ func (p *Plugin) NewTopology(options []Option) (*Topology, error) {
 		return nil, err
 	}
 	return &Topology{object{plugin: p, what: "topology", ptr: a.topology}}, nil
-}
-
-// Devices is the number of devices described.
-func (t *Topology) Devices() (n int, err error) {
-	err = t.use(func(ptr unsafe.Pointer) error {
-		a := list{object: ptr}
-		err := call(t.plugin, topologyDescriptions, &a)
-		n = int(a.len)
-		return err
-	})
-	return n, err
 }
 
 // Compile compiles for the described devices, without any of them.

@@ -78,7 +78,7 @@ func (x *Executable) Signature() (Signature, error) {
 	if err != nil {
 		return Signature{}, err
 	}
-	results, memories, err := x.results()
+	results, err := x.results()
 	if err != nil {
 		return Signature{}, err
 	}
@@ -87,7 +87,7 @@ func (x *Executable) Signature() (Signature, error) {
 			return Signature{}, diag.New(diag.NotSupported, "a result has an element type Deepwell lacks")
 		}
 	}
-	sig := Signature{Results: results, Memories: memories, Donates: make([]bool, len(m.Params))}
+	sig := Signature{Results: results, Donates: make([]bool, len(m.Params))}
 	sig.Alone = len(m.Collectives()) == 0 && len(m.CustomCalls()) == 0
 	for i, v := range m.Params {
 		if !v.Shape.Type.Valid() {
@@ -384,7 +384,7 @@ func (x *Loaded) newRun(f *frame) *Run {
 		for i, shape := range x.sig.Results {
 			at := d*outs + i
 			b := &slab[at]
-			b.shape, b.device, b.memory, b.ptr = shape, device, device.outputMemory(x.sig, i), f.out[at]
+			b.shape, b.device, b.ptr = shape, device, f.out[at]
 			x.client.hold()
 			refs[at] = b
 		}
@@ -392,16 +392,6 @@ func (x *Loaded) newRun(f *frame) *Run {
 		device.account(x.results + x.temp)
 	}
 	return r
-}
-
-// outputMemory is where the i-th result of a program lies.
-func (d *Device) outputMemory(sig Signature, i int) *Memory {
-	if i < len(sig.Memories) && sig.Memories[i] != d.memory.Kind {
-		if m, err := d.findMemory(sig.Memories[i]); err == nil {
-			return m
-		}
-	}
-	return d.memory
 }
 
 // Free frees every output that is still live. It does not wait.

@@ -124,8 +124,8 @@ func platformFFI(platform string) string {
 // Register makes a Go function callable by programs of a platform ("cpu", "cuda"), as
 // stablehlo.custom_call @target with api_version 4. A target can be registered once in a process.
 func (p *Plugin) Register(target, platform string, h Handler) error {
-	at := slices.IndexFunc(p.extensions, func(e Extension) bool { return e.Type == extensionFFI })
-	if at < 0 {
+	base := p.extensions[extensionFFI]
+	if base == nil {
 		return diag.New(diag.NotSupported, "this plugin has no FFI extension")
 	}
 	ffi := (*struct {
@@ -133,7 +133,7 @@ func (p *Plugin) Register(target, platform string, h Handler) error {
 		kind     int32
 		next     unsafe.Pointer
 		register [3]uintptr // type_register, user_data_add, register_handler
-	})(p.extensions[at].base)
+	})(base)
 	name := platformFFI(platform)
 	if err := p.claimHandler(target, name); err != nil {
 		return err

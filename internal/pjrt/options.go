@@ -20,8 +20,6 @@ type CompileOptions struct {
 	// DeviceMemory is the bytes that the scheduler may plan with; 0 leaves it to XLA, which
 	// then takes 80 % of the GPU's memory and recomputes to stay below (reference: overlap notes, 4b).
 	DeviceMemory int64
-	// Effort is the optimization level; 0 leaves it to XLA.
-	Effort Effort
 	// Flags are XLA's debug options by name. A value is a bool, an int, a float64 or a string;
 	// XLA wants enumerations as strings, by their proto name.
 	Flags map[string]any
@@ -29,16 +27,6 @@ type CompileOptions struct {
 	// of the encoded options: whoever keeps programs by their options must tell the two apart.
 	HLO bool
 }
-
-// An Effort is xla.ExecutionOptions.EffortLevel.
-type Effort int
-
-// The effort levels that change what XLA:GPU does.
-const (
-	EffortO1 Effort = 19
-	EffortO2 Effort = 29
-	EffortO3 Effort = 39
-)
 
 // Field numbers of xla.CompileOptionsProto, ExecutableBuildOptionsProto, DeviceAssignmentProto
 // and OptionOverrideProto.
@@ -50,7 +38,6 @@ const (
 	buildPartitions protowire.Number = 5
 	buildAssignment protowire.Number = 9
 	buildMemory     protowire.Number = 15
-	buildEffort     protowire.Number = 24
 	assignReplicas  protowire.Number = 1
 	assignParts     protowire.Number = 2
 	assignComputed  protowire.Number = 3
@@ -76,9 +63,6 @@ func (o CompileOptions) Encode() ([]byte, error) {
 		Bytes(buildAssignment, assign)
 	if o.DeviceMemory > 0 {
 		build = build.Int(buildMemory, o.DeviceMemory)
-	}
-	if o.Effort > 0 {
-		build = build.Int(buildEffort, int64(o.Effort))
 	}
 	out := wire.Msg(nil).Bytes(optBuild, build)
 	for _, name := range slices.Sorted(maps.Keys(o.Flags)) {

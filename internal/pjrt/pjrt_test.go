@@ -69,17 +69,10 @@ func TestBothPluginsDescribeThemselves(t *testing.T) {
 		if _, got := p.Version(); got != minor {
 			t.Errorf("%s speaks 0.%d, want 0.%d", name, got, minor)
 		}
-		if _, ok := p.Attributes()["stablehlo_current_version"].([]int64); !ok {
-			t.Errorf("%s: attributes %v", name, p.Attributes())
+		if p.extensions[extensionFFI] == nil {
+			t.Errorf("%s has no FFI extension: %v", name, p.extensions)
 		}
-		found := false
-		for _, e := range p.Extensions() {
-			found = found || e.Name == "ffi"
-		}
-		if !found {
-			t.Errorf("%s has no FFI extension: %v", name, p.Extensions())
-		}
-		again, err := Load(p.Path())
+		again, err := Load(p.path)
 		if err != nil || again != p {
 			t.Errorf("%s was loaded twice: %v", name, err)
 		}
@@ -109,16 +102,6 @@ func TestCompileRunSerializeLoad(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer x.Free()
-	name, err := x.Name()
-	if err != nil || name != "twice" {
-		t.Errorf("name %q, %v", name, err)
-	}
-	if id, err := x.Fingerprint(); err != nil || id == "" {
-		t.Errorf("fingerprint %q, %v", id, err)
-	}
-	if n, err := x.Replicas(); err != nil || n != 1 {
-		t.Errorf("%d replicas, %v", n, err)
-	}
 	sig := x.Signature()
 	if len(sig.Params) != 1 || len(sig.Results) != 2 || sig.Results[1].String() != "s32[]" || sig.Donates[0] || !sig.Alone {
 		t.Errorf("signature %+v", sig)
@@ -217,15 +200,11 @@ func TestEvents(t *testing.T) {
 	}
 }
 
-// XLA:CPU keeps no account of its memory, and old plugins cannot clear one: both say so.
+// XLA:CPU keeps no account of its memory, and says so.
 func TestMemoryStatsThatAreNotKept(t *testing.T) {
 	d := newCPU(t, 1).Local()[0]
 	if _, err := d.MemoryStats(); !errors.Is(err, diag.NotSupported) {
 		t.Errorf("stats: %v", err)
-	}
-	err := d.ClearMemoryStats()
-	if !errors.Is(err, diag.NotSupported) || !strings.Contains(err.Error(), "ClearMemoryStats") {
-		t.Errorf("clear: %v", err)
 	}
 }
 
@@ -239,9 +218,6 @@ func TestTopologyIsFreedOnce(t *testing.T) {
 	topology, err := p.NewTopology([]Option{{"target_config", target.ConfigText(b.CuDNN)}, {"topology", target.Topology()}})
 	if err != nil {
 		t.Fatal(err)
-	}
-	if n, err := topology.Devices(); err != nil || n != 16 {
-		t.Errorf("%d devices, %v", n, err)
 	}
 	topology.Free()
 	topology.Free()
@@ -261,7 +237,7 @@ func TestTopologyIsFreedOnce(t *testing.T) {
 // The bytes of the options equal xla.CompileOptionsProto, worked out by hand from its field
 // numbers.
 func TestCompileOptionsEncoding(t *testing.T) {
-	o := CompileOptions{Devices: []int{0, 300}, DeviceMemory: 1 << 30, Effort: EffortO1,
+	o := CompileOptions{Devices: []int{0, 300}, DeviceMemory: 1 << 30,
 		Flags: map[string]any{"b": true, "a": "x", "i": -1, "f": 0.5, "n": false, "l": int64(7)}}
 	got, err := o.Encode()
 	if err != nil {
@@ -269,10 +245,10 @@ func TestCompileOptionsEncoding(t *testing.T) {
 	}
 	want := strings.Join([]string{
 		// executable_build_options { device_ordinal: -1 num_replicas: 2 num_partitions: 1
-		"1a25", "08ffffffffffffffffff01", "2002", "2801",
+		"1a22", "08ffffffffffffffffff01", "2002", "2801",
 		// device_assignment { replica_count: 2 computation_count: 1 computation_devices {
-		// replica_device_ids: [0, 300] } } device_memory_size: 2^30 optimization_level: O1 }
-		"4a0b", "0802", "1001", "1a050a0300ac02", "788080808004", "c00113",
+		// replica_device_ids: [0, 300] } } device_memory_size: 2^30 }
+		"4a0b", "0802", "1001", "1a050a0300ac02", "788080808004",
 		// env_option_overrides, sorted by key
 		"3a080a0161", "12030a0178",
 		"3a070a0162", "12021001",

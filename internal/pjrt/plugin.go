@@ -28,8 +28,7 @@ type Plugin struct {
 	major int
 	minor int
 
-	attributes map[string]any
-	extensions []Extension
+	extensions map[int32]unsafe.Pointer // by PJRT_Extension_Type
 
 	callbacksOnce sync.Once
 	callbacks     callbacks
@@ -38,21 +37,11 @@ type Plugin struct {
 	handlers   map[string]bool // names that Go functions are registered under
 }
 
-// An Extension is one entry of the chain of optional interfaces behind a plugin's table.
-type Extension struct {
-	Type int    // PJRT_Extension_Type
-	Name string // its name, or "type N" if it is newer than our header
-	base unsafe.Pointer
-}
-
-// extensionNames are the names of PJRT_Extension_Type's values, in order.
-var extensionNames = []string{"gpu custom call", "profiler", "custom partitioner", "stream",
-	"layouts", "ffi", "memory descriptions", "triton", "raw buffer", "phase compile", "example",
-	"unknown", "cross host transfers", "executable metadata", "callback", "host allocator",
-	"tpu topology", "tpu executable", "megascale", "shardings", "abi version", "collectives",
-	"multi slice", "host memory allocator", "xla transform"}
-
-const extensionFFI = 5
+// Values of PJRT_Extension_Type.
+const (
+	extensionProfiler = 1
+	extensionFFI      = 5
+)
 
 // plugins remembers what this process has loaded. A shared library is a fact of the process:
 // initializing the same plugin twice is undefined, so the second Load gets the first one's value.
@@ -108,8 +97,7 @@ func (p *Plugin) load(preload []string) error {
 		return loadError(p.path, err)
 	}
 	p.extensions = p.walkExtensions()
-	p.attributes, err = p.readAttributes()
-	return err
+	return nil
 }
 
 // Preload brings a library into the process by its name, as the system finds it, for a plugin that
@@ -170,42 +158,21 @@ func (p *Plugin) check() error {
 // Version gives the PJRT version that the plugin speaks.
 func (p *Plugin) Version() (major, minor int) { return p.major, p.minor }
 
-// Path tells where the plugin was loaded from.
-func (p *Plugin) Path() string { return p.path }
-
-// Attributes are what the plugin says of itself, such as the StableHLO versions it reads.
-func (p *Plugin) Attributes() map[string]any { return p.attributes }
-
-// Extensions lists the optional interfaces that the plugin has.
-func (p *Plugin) Extensions() []Extension { return p.extensions }
-
-func (p *Plugin) readAttributes() (map[string]any, error) {
-	var a struct {
-		head
-		items unsafe.Pointer
-		len   uintptr
-	}
-	if err := call(p, pluginAttributes, &a); err != nil {
-		return nil, err
-	}
-	return readNamed(a.items, a.len), nil
-}
-
-func (p *Plugin) walkExtensions() []Extension {
-	var found []Extension
-	const longest = 64 // no plugin has half as many; a longer chain is a cycle
+func (p *Plugin) walkExtensions() map[int32]unsafe.Pointer {
+	found := map[int32]unsafe.Pointer{}
 	next := (*apiHeader)(p.api).extension
-	for next != nil && len(found) < longest {
+	for range 64 { // no plugin has half as many; a longer chain is a cycle
+		if next == nil {
+			break
+		}
 		base := (*struct {
 			size uintptr
 			kind int32
 			next unsafe.Pointer
 		})(next)
-		e := Extension{Type: int(base.kind), Name: fmt.Sprintf("type %d", base.kind), base: next}
-		if e.Type >= 0 && e.Type < len(extensionNames) {
-			e.Name = extensionNames[e.Type]
+		if found[base.kind] == nil {
+			found[base.kind] = next
 		}
-		found = append(found, e)
 		next = base.next
 	}
 	return found

@@ -5,7 +5,6 @@ import (
 	"errors"
 	"io/fs"
 	"runtime"
-	"slices"
 	"strings"
 	"unsafe"
 
@@ -13,8 +12,6 @@ import (
 
 	"github.com/deepwell/deepwell/internal/wire"
 )
-
-const extensionProfiler = 1
 
 // profilerAPI is PLUGIN_Profiler_Api (xla/backends/profiler/plugin/profiler_c_api.h, version 1);
 // later versions append.
@@ -40,8 +37,8 @@ type Profiler struct {
 
 // NewProfiler makes a profiler of the plugin. A plugin without one gives fs.ErrNotExist.
 func (p *Plugin) NewProfiler() (*Profiler, error) {
-	at := slices.IndexFunc(p.extensions, func(e Extension) bool { return e.Type == extensionProfiler })
-	if at < 0 {
+	base := p.extensions[extensionProfiler]
+	if base == nil {
 		return nil, fs.ErrNotExist
 	}
 	extension := (*struct {
@@ -49,7 +46,7 @@ func (p *Plugin) NewProfiler() (*Profiler, error) {
 		kind int32
 		next unsafe.Pointer
 		api  *profilerAPI
-	})(p.extensions[at].base)
+	})(base)
 	if extension.api == nil || extension.api.size < unsafe.Sizeof(profilerAPI{}) {
 		return nil, fs.ErrNotExist
 	}

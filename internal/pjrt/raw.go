@@ -63,15 +63,11 @@ func (b *Buffer) RawToHost(ctx context.Context, offset int64, dst []byte) error 
 	if len(dst) == 0 {
 		return nil
 	}
-	if err := b.device.client.enter(); err != nil {
-		return err
-	}
-	defer b.device.client.leave()
-	ptr, err := b.acquire()
+	ptr, done, err := b.open()
 	if err != nil {
 		return err
 	}
-	defer b.release()
+	defer done()
 	p := b.device.client.plugin
 	a := rawToHostArgs{buffer: ptr, dst: bytesPointer(dst), offset: offset, size: int64(len(dst))}
 	return p.transfer(ctx, dst, func() (unsafe.Pointer, error) {
@@ -139,7 +135,7 @@ func (c *Client) NewFilling(shape dtype.Shape, d *Device, kind string) (*Filling
 		c.plugin.destroy(transferDestroy, f.manager)
 		return nil, err
 	}
-	f.buffer = d.newBuffer(got.buffer, shape, m)
+	f.buffer = d.newBuffer(got.buffer, shape)
 	return f, nil
 }
 
