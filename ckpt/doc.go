@@ -1,8 +1,7 @@
 // Package ckpt turns slices of a running state into a folder that can be resumed from, and back.
 //
-// A state is a list of named tensors behind two small interfaces: [Source] gives any box of any
-// tensor, [Sink] takes one. [Save] writes a source, [Open] and [Latest] give a [Checkpoint], which
-// is itself a Source, and [Copy] moves a source into a sink:
+// A state is a list of named tensors behind a small interface: a [Source] gives any box of any
+// tensor. [Save] writes a source; [Open] and [Latest] give a [Checkpoint], which is itself one:
 //
 //	err := ckpt.Save(ctx, "run", step, meta, state, ckpt.Options{Keep: 3})
 //	...
@@ -11,7 +10,7 @@
 //		return err
 //	}
 //	defer c.Close()
-//	err = ckpt.Copy(ctx, state, c, nil)
+//	err = c.ReadSlice("embed", box, dst)
 //
 // # On disk
 //
@@ -45,7 +44,6 @@
 //
 // A save reads the state chunk by chunk into one buffer for each worker and never holds a second
 // copy. It needs the state to stand still meanwhile. A save beside the running step needs no other
-// interface: [Copy] the device's state into a [Memory], which is the only wait, and hand that
-// Memory to Save in a goroutine; the bytes belong to the writer then, and training cannot change
-// them.
+// interface: copy the device's state into a [Memory], which is the only wait, and hand that Memory
+// to Save in a goroutine; the bytes belong to the writer then, and training cannot change them.
 package ckpt

@@ -17,7 +17,7 @@ const (
 	maxWorkers = 8
 )
 
-// A Memory is tensors in host memory: a Source and a Sink. The zero value holds none.
+// A Memory is tensors in host memory, a Source. The zero value holds none.
 type Memory struct {
 	list  []Tensor
 	data  [][]byte
@@ -62,7 +62,7 @@ func (m *Memory) Only(t Tensor) ([]byte, error) {
 	return b, nil
 }
 
-// Tensors implements Source and Sink.
+// Tensors implements Source.
 func (m *Memory) Tensors() []Tensor { return m.list }
 
 // Bytes gives a tensor's bytes, not a copy of them; nil if there is no such tensor.
@@ -75,26 +75,16 @@ func (m *Memory) Bytes(name string) []byte {
 
 // ReadSlice implements Source.
 func (m *Memory) ReadSlice(name string, box Box, dst []byte) error {
-	return m.move(name, box, dst, func(own, other []byte) { copy(other, own) })
-}
-
-// WriteSlice implements Sink.
-func (m *Memory) WriteSlice(name string, box Box, src []byte) error {
-	return m.move(name, box, src, func(own, other []byte) { copy(own, other) })
-}
-
-// move copies between a box of a tensor in memory and buf, in either direction.
-func (m *Memory) move(name string, box Box, buf []byte, move func(own, other []byte)) error {
 	i, ok := m.place[name]
 	if !ok {
 		return absent(name, m.list)
 	}
-	t, own := m.list[i], m.data[i]
-	if err := checkSlice(t, box, buf); err != nil {
+	t := m.list[i]
+	if err := checkSlice(t, box, dst); err != nil {
 		return err
 	}
 	return t.eachRun(box, t.Box(), box, func(from, to, n int64) error {
-		move(own[from:from+n], buf[to:to+n])
+		copy(dst[to:to+n], m.data[i][from:from+n])
 		return nil
 	})
 }
@@ -109,67 +99,6 @@ func checkSlice(t Tensor, box Box, buf []byte) error {
 			human.Quote(t.Name), box, want, len(buf))
 	}
 	return nil
-}
-
-// Copy moves slices from a source into a sink; nil means every tensor of the sink, whole. The
-// source must hold each with the same element type and shape, and may hold more.
-func Copy(ctx context.Context, dst Sink, src Source, list []Slice) error {
-	want, have := dst.Tensors(), src.Tensors()
-	if list == nil {
-		for _, t := range want {
-			list = append(list, Slice{t.Name, t.Box()})
-		}
-	}
-	tensors, err := match(list, want, have)
-	if err != nil {
-		return err
-	}
-	largest := int64(0)
-	for i, t := range tensors {
-		largest = max(largest, t.sized(list[i].Box.Size))
-	}
-	return spread(ctx, 0, len(list), min(largest, chunkBytes), func(i int, buf []byte) error {
-		t := tensors[i]
-		for box := range t.chunks(list[i].Box, int64(len(buf))) {
-			part := buf[:t.sized(box.Size)]
-			if err := ctx.Err(); err != nil {
-				return err
-			}
-			if err := src.ReadSlice(t.Name, box, part); err != nil {
-				return err
-			}
-			if err := dst.WriteSlice(t.Name, box, part); err != nil {
-				return err
-			}
-		}
-		return nil
-	})
-}
-
-// match finds the tensor of every slice and demands that both sides mean the same by it.
-func match(list []Slice, want, have []Tensor) ([]Tensor, error) {
-	wanted, held := byName(want), byName(have)
-	tensors := make([]Tensor, len(list))
-	for i, s := range list {
-		w, ok := wanted[s.Name]
-		if !ok {
-			return nil, absent(s.Name, want)
-		}
-		h, ok := held[s.Name]
-		if !ok {
-			return nil, absent(s.Name, have)
-		}
-		if !w.same(h) {
-			return nil, diag.New(diag.CheckpointTensor,
-				"the checkpoint has %s as %v; %v is wanted", human.Quote(s.Name), h, w).
-				Try("resume with the model and optimizer that wrote it")
-		}
-		if err := h.checkBox(s.Box); err != nil {
-			return nil, diag.New(diag.CheckpointTensor, "%s", err)
-		}
-		tensors[i] = h
-	}
-	return tensors, nil
 }
 
 // byName indexes tensors by name.

@@ -66,22 +66,14 @@ type Slice struct {
 	Box  Box
 }
 
-// A Source gives slices of tensors. Save and Copy ask it from several goroutines at once, but ask
-// for the chunks of one slice in order and from one of them, so a source that fetches a tensor
-// from a device may keep it until the next is asked for.
+// A Source gives slices of tensors. Save asks it from several goroutines at once, but asks for the
+// chunks of one slice in order and from one of them, so a source that fetches a tensor from a
+// device may keep it until the next is asked for.
 type Source interface {
 	// Tensors lists what the source holds, each name once.
 	Tensors() []Tensor
 	// ReadSlice fills dst, which has exactly the bytes of the box, row by row and little-endian.
 	ReadSlice(name string, box Box, dst []byte) error
-}
-
-// A Sink takes slices of tensors, as a Source gives them.
-type Sink interface {
-	// Tensors lists what the sink wants, each name once.
-	Tensors() []Tensor
-	// WriteSlice takes the bytes of a box; src is the caller's again when it returns.
-	WriteSlice(name string, box Box, src []byte) error
 }
 
 // checkTensor refuses what no part file could hold. Its sizes are checked here once, so that

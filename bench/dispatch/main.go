@@ -3,21 +3,17 @@
 package main
 
 import (
-	"bufio"
 	"context"
 	_ "embed"
-	"errors"
 	"flag"
 	"fmt"
-	"io"
 	"os"
 	"os/exec"
 	"runtime/pprof"
-	"strconv"
-	"strings"
 	"time"
 
 	"github.com/deepwell/deepwell/engine"
+	"github.com/deepwell/deepwell/internal/abtest"
 	"github.com/deepwell/deepwell/internal/stat"
 	"github.com/deepwell/deepwell/program"
 )
@@ -68,11 +64,11 @@ func run(python string, count, turns int, profile string) error {
 		return err
 	}
 	defer e.Close()
-	jax, err := startJAX(python)
+	jax, err := abtest.Python(exec.Command(python, "-c", jaxSide), "bench/requirements.txt")
 	if err != nil {
 		return err
 	}
-	defer jax.stop()
+	defer jax.Stop()
 	if profile != "" {
 		f, err := os.Create(profile)
 		if err != nil {
@@ -85,7 +81,7 @@ func run(python string, count, turns int, profile string) error {
 		defer pprof.StopCPUProfile()
 	}
 	fmt.Printf("%-13s %-6s %12s %12s %8s   (medians of %d turns of %d, JAX %s)\n", "program", "mode",
-		"deepwell", "jax", "ratio", turns, count, jax.version)
+		"deepwell", "jax", "ratio", turns, count, jax.Version)
 	worst := 0.0
 	for _, b := range bodies {
 		s, err := newSide(ctx, e, b.text)
@@ -106,7 +102,7 @@ func run(python string, count, turns int, profile string) error {
 }
 
 // compare lets both sides take turns, so that a loaded machine loads both.
-func compare(ctx context.Context, s *side, jax *jaxProcess, name, mode string,
+func compare(ctx context.Context, s *side, jax *abtest.Process, name, mode string,
 	count, turns int) (float64, error) {
 	var ours, theirs, ratios []float64
 	for turn := range turns + 1 {
@@ -114,12 +110,12 @@ func compare(ctx context.Context, s *side, jax *jaxProcess, name, mode string,
 		if err != nil {
 			return 0, err
 		}
-		b, err := jax.time(name, mode, count)
+		b, err := jax.Ask(1, name, mode, count)
 		if err != nil {
 			return 0, err
 		}
 		if turn > 0 { // the first turn warms up
-			ours, theirs, ratios = append(ours, a), append(theirs, b), append(ratios, a/b)
+			ours, theirs, ratios = append(ours, a), append(theirs, b[0]), append(ratios, a/b[0])
 		}
 	}
 	ratio := stat.Median(ratios)
@@ -181,49 +177,4 @@ func (s *side) time(ctx context.Context, mode string, count int) (float64, error
 	took := time.Since(start).Seconds() / float64(count)
 	last.Free()
 	return took, nil
-}
-
-// A jaxProcess is the Python side, which answers one line for each line.
-type jaxProcess struct {
-	cmd     *exec.Cmd
-	in      io.WriteCloser
-	out     *bufio.Scanner
-	version string
-}
-
-func startJAX(python string) (*jaxProcess, error) {
-	cmd := exec.Command(python, "-c", jaxSide)
-	cmd.Stderr = os.Stderr
-	in, err := cmd.StdinPipe()
-	if err != nil {
-		return nil, err
-	}
-	out, err := cmd.StdoutPipe()
-	if err != nil {
-		return nil, err
-	}
-	if err := cmd.Start(); err != nil {
-		return nil, err
-	}
-	p := &jaxProcess{cmd: cmd, in: in, out: bufio.NewScanner(out)}
-	if !p.out.Scan() || !strings.HasPrefix(p.out.Text(), "ready ") {
-		return nil, errors.New("JAX did not start; pip install -r bench/requirements.txt")
-	}
-	p.version = strings.TrimPrefix(p.out.Text(), "ready ")
-	return p, nil
-}
-
-func (p *jaxProcess) time(name, mode string, count int) (float64, error) {
-	if _, err := fmt.Fprintln(p.in, name, mode, count); err != nil {
-		return 0, err
-	}
-	if !p.out.Scan() {
-		return 0, errors.New("JAX ended")
-	}
-	return strconv.ParseFloat(p.out.Text(), 64)
-}
-
-func (p *jaxProcess) stop() {
-	_ = p.in.Close()
-	_ = p.cmd.Wait()
 }

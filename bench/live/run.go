@@ -6,13 +6,13 @@ import (
 	"math"
 	"math/rand/v2"
 	"os"
-	"syscall"
 	"time"
 
 	"github.com/deepwell/deepwell/data"
 	"github.com/deepwell/deepwell/dtype"
 	"github.com/deepwell/deepwell/engine"
 	"github.com/deepwell/deepwell/event"
+	"github.com/deepwell/deepwell/internal/abtest"
 	"github.com/deepwell/deepwell/model"
 	"github.com/deepwell/deepwell/plan"
 	"github.com/deepwell/deepwell/recipe"
@@ -100,20 +100,11 @@ func (n *runner) Emit(e event.Event) {
 	if n.loss == 0 {
 		n.loss = float64(s.Loss)
 	}
-	used := processor()
+	used := abtest.CPUSeconds()
 	if n.used > 0 {
 		n.wall, n.cpu = min(n.wall, s.Seconds), min(n.cpu, used-n.used)
 	}
 	n.used = used
-}
-
-// processor is the processor time of the process so far, in seconds.
-func processor() float64 {
-	var r syscall.Rusage
-	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &r); err != nil {
-		return math.NaN()
-	}
-	return float64(r.Utime.Nano()+r.Stime.Nano()) / 1e9
 }
 
 func (n *runner) stop() {

@@ -3,12 +3,9 @@
 package main
 
 import (
-	"bufio"
 	_ "embed"
-	"errors"
 	"flag"
 	"fmt"
-	"io"
 	"math/rand/v2"
 	"os"
 	"os/exec"
@@ -20,6 +17,7 @@ import (
 
 	"github.com/deepwell/deepwell/dtype"
 	"github.com/deepwell/deepwell/dtype/block"
+	"github.com/deepwell/deepwell/internal/abtest"
 )
 
 //go:embed torch_side.py
@@ -54,12 +52,14 @@ func run(python, only string, rows, cols, turns int) error {
 		return err
 	}
 	if python != "" {
-		p, err := start(python, rows, cols)
+		p, err := abtest.Python(exec.Command(python, "-c", torchSide, strconv.Itoa(rows),
+			strconv.Itoa(cols)), ".ci/oracles.txt")
 		if err != nil {
 			return err
 		}
-		defer p.stop()
-		sides = append(sides, p.sides(rows*cols)...)
+		defer p.Stop()
+		fmt.Println(p.Version)
+		sides = append(sides, torchSides(p, rows*cols)...)
 	}
 	sides = slices.DeleteFunc(sides, func(s side) bool {
 		return s.name != "copy" && !strings.HasPrefix(s.name, only)
@@ -149,44 +149,9 @@ func goSides(rows, cols int) ([]side, error) {
 	}, err
 }
 
-// A process is Python with torchao.
-type process struct {
-	cmd *exec.Cmd
-	in  io.WriteCloser
-	out *bufio.Scanner
-}
-
-func start(python string, rows, cols int) (*process, error) {
-	cmd := exec.Command(python, "-c", torchSide, strconv.Itoa(rows), strconv.Itoa(cols))
-	cmd.Stderr = os.Stderr
-	in, err := cmd.StdinPipe()
-	if err != nil {
-		return nil, err
-	}
-	out, err := cmd.StdoutPipe()
-	if err != nil {
-		return nil, err
-	}
-	if err := cmd.Start(); err != nil {
-		return nil, err
-	}
-	p := &process{cmd, in, bufio.NewScanner(out)}
-	if !p.out.Scan() || !strings.HasPrefix(p.out.Text(), "ready ") {
-		p.stop()
-		return nil, errors.New("torchao did not start; pip install -r .ci/oracles.txt")
-	}
-	fmt.Println(strings.TrimPrefix(p.out.Text(), "ready "))
-	return p, nil
-}
-
-func (p *process) stop() {
-	_ = p.in.Close()
-	_ = p.cmd.Wait()
-}
-
-// sides are counted by the same bytes as ours: torchao's NVFP4 finds the amax of the tensor too,
+// torchSides are counted by the same bytes as ours: torchao's NVFP4 finds the amax of the tensor too,
 // which is a second reading that no figure here counts.
-func (p *process) sides(n int) []side {
+func torchSides(p *abtest.Process, n int) []side {
 	var list []side
 	for _, name := range []string{"mxfp8", "nvfp4", "mxfp8-eager", "nvfp4-eager"} {
 		bytes := 2*n + n + n/32
@@ -194,14 +159,11 @@ func (p *process) sides(n int) []side {
 			bytes = 2*n + n/2 + n/16
 		}
 		list = append(list, side{"torchao " + name, bytes, func() (time.Duration, error) {
-			if _, err := fmt.Fprintln(p.in, name); err != nil {
+			seconds, err := p.Ask(1, name)
+			if err != nil {
 				return 0, err
 			}
-			if !p.out.Scan() {
-				return 0, errors.New("torchao ended")
-			}
-			seconds, err := strconv.ParseFloat(p.out.Text(), 64)
-			return time.Duration(seconds * 1e9), err
+			return time.Duration(seconds[0] * 1e9), nil
 		}})
 	}
 	return list

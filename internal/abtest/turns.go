@@ -48,7 +48,7 @@ type Row struct {
 // Take times some steps of a side in this process. A step gives its loss.
 func Take(steps int, step func() (float64, error)) (Turn, error) {
 	var losses []float64
-	begin, used := time.Now(), processor()
+	begin, used := time.Now(), CPUSeconds()
 	for range steps {
 		loss, err := step()
 		if err != nil {
@@ -58,11 +58,11 @@ func Take(steps int, step func() (float64, error)) (Turn, error) {
 	}
 	took := time.Since(begin).Seconds()
 	n := float64(steps)
-	return Turn{took / n, (processor() - used) / n, losses}, nil
+	return Turn{took / n, (CPUSeconds() - used) / n, losses}, nil
 }
 
-// processor is the processor time of the process so far, in seconds.
-func processor() float64 {
+// CPUSeconds is the processor time of the process so far.
+func CPUSeconds() float64 {
 	var r syscall.Rusage
 	if err := syscall.Getrusage(syscall.RUSAGE_SELF, &r); err != nil {
 		return math.NaN()
