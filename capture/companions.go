@@ -109,9 +109,9 @@ func DTypeOf(config []byte) dtype.DType {
 var typeNames = map[dtype.DType]string{dtype.F32: "float32", dtype.BF16: "bfloat16",
 	dtype.F16: "float16"}
 
-// WithDType gives a config.json that says of which type weights are, under the key that it has for
+// withDType gives a config.json that says of which type weights are, under the key that it has for
 // it. Nothing else in it is changed.
-func WithDType(config []byte, t dtype.DType) ([]byte, error) {
+func withDType(config []byte, t dtype.DType) ([]byte, error) {
 	c, err := object(config)
 	if err != nil {
 		return nil, err
@@ -144,7 +144,7 @@ func configOf(c *model.Config, source []byte, t dtype.DType) ([]byte, error) {
 		return nil, err
 	}
 	if back, err := model.Parse(source); source == nil || err != nil || !reflect.DeepEqual(back, c) {
-		return WithDType(own, t)
+		return withDType(own, t)
 	}
 	out, err := object(source)
 	if err != nil {
@@ -186,7 +186,7 @@ func (m *Model) KeepSource(run string) error {
 	text, t := m.Source()
 	if t != dtype.Invalid {
 		var err error
-		if text, err = WithDType(text, t); err != nil {
+		if text, err = withDType(text, t); err != nil {
 			return err
 		}
 	}

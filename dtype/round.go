@@ -61,45 +61,6 @@ func E8M0FromF32(f float32) byte {
 	}
 }
 
-// Round converts as XLA and ml_dtypes do: to the nearest, ties to even, and what is too large
-// becomes NaN in F8E4M3FN, infinity in F8E5M2, 6 in F4E2M1FN and NaN in F8E8M0FNU, which has no
-// zero either. What a NaN becomes in F4E2M1FN is left open there; here it is 6. It gives 0 for
-// other types.
-func (d DType) Round(f float32) byte {
-	bits := math.Float32bits(f)
-	sign, magnitude := byte(bits>>24)&0x80, bits&0x7fffffff
-	switch d {
-	case F8E4M3FN:
-		if magnitude > 0x43e80000 { // 464, halfway to the number that the NaN took away
-			return sign | 0x7f
-		}
-		return E4M3FromF32(f)
-	case F8E5M2:
-		if magnitude >= 0x47700000 && f == f { // 61440, halfway to 2¹⁶
-			return sign | 0x7c
-		}
-		return E5M2FromF32(f)
-	case F4E2M1FN:
-		return E2M1FromF32(f)
-	case F8E8M0FNU:
-		return roundE8M0(f)
-	}
-	return 0
-}
-
-// roundE8M0 rounds to the nearest power of two, and up from the middle: 3 becomes 4. Only what is
-// subnormal always goes up from 2⁻¹²⁷. Zero has no code and becomes NaN.
-func roundE8M0(f float32) byte {
-	switch bits := math.Float32bits(f); {
-	case f != f || f <= 0 || bits >= 0x7f400000: // 1.5·2¹²⁷, halfway to what is NaN
-		return 0xff
-	case bits <= 0x400000:
-		return 0
-	default:
-		return byte((bits + 0x400000) >> 23)
-	}
-}
-
 // F32FromE4M3 widens an F8E4M3FN: 1 sign, 4 exponent and 3 fraction bits. It is exact.
 func F32FromE4M3(b byte) float32 {
 	sign, exp, frac := uint32(b>>7)<<31, uint32(b>>3&15), uint32(b&7)

@@ -96,10 +96,49 @@ func codes(d DType, list []float32) string {
 	h := sha256.New()
 	for _, f := range list {
 		if d != F4E2M1FN || f == f {
-			h.Write([]byte{d.Round(f)})
+			h.Write([]byte{asXLA(d, f)})
 		}
 	}
 	return hex.EncodeToString(h.Sum(nil))
+}
+
+// asXLA converts as XLA and ml_dtypes do: to the nearest, ties to even, and what is too large
+// becomes NaN in F8E4M3FN, infinity in F8E5M2, 6 in F4E2M1FN and NaN in F8E8M0FNU, which has no
+// zero either. What a NaN becomes in F4E2M1FN is left open there; here it is 6. It gives 0 for
+// other types.
+func asXLA(d DType, f float32) byte {
+	bits := math.Float32bits(f)
+	sign, magnitude := byte(bits>>24)&0x80, bits&0x7fffffff
+	switch d {
+	case F8E4M3FN:
+		if magnitude > 0x43e80000 { // 464, halfway to the number that the NaN took away
+			return sign | 0x7f
+		}
+		return E4M3FromF32(f)
+	case F8E5M2:
+		if magnitude >= 0x47700000 && f == f { // 61440, halfway to 2¹⁶
+			return sign | 0x7c
+		}
+		return E5M2FromF32(f)
+	case F4E2M1FN:
+		return E2M1FromF32(f)
+	case F8E8M0FNU:
+		return roundE8M0(f)
+	}
+	return 0
+}
+
+// roundE8M0 rounds to the nearest power of two, and up from the middle: 3 becomes 4. Only what is
+// subnormal always goes up from 2⁻¹²⁷. Zero has no code and becomes NaN.
+func roundE8M0(f float32) byte {
+	switch bits := math.Float32bits(f); {
+	case f != f || f <= 0 || bits >= 0x7f400000: // 1.5·2¹²⁷, halfway to what is NaN
+		return 0xff
+	case bits <= 0x400000:
+		return 0
+	default:
+		return byte((bits + 0x400000) >> 23)
+	}
 }
 
 // The two rules differ only in what is too large.
@@ -108,7 +147,7 @@ func TestSaturationIsTheOnlyDifference(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		f := math.Float32frombits(rapid.Uint32().Draw(t, "bits"))
 		for d, encode := range saturating {
-			got, other := encode(f), d.Round(f)
+			got, other := encode(f), asXLA(d, f)
 			if f != f {
 				continue
 			}

@@ -2,7 +2,6 @@ package engine
 
 import (
 	"cmp"
-	"encoding/json"
 	"fmt"
 	"slices"
 	"strings"
@@ -80,9 +79,6 @@ func (r *Report) Fits() error {
 			event.Size(m.Output), event.Size(m.Alias), event.Size(m.Temp)).
 		Try("donate arguments, recompute, or shard the program over more devices")
 }
-
-// JSON writes the report for programs.
-func (r *Report) JSON() ([]byte, error) { return json.MarshalIndent(r, "", "  ") }
 
 // String writes the report for people.
 func (r *Report) String() string {

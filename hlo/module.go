@@ -35,13 +35,8 @@ type Module struct {
 type Value struct {
 	// Shape has the type Invalid if Deepwell has no such element type; a token is such a value.
 	Shape dtype.Shape
-	Text  string  // as HLO writes it, with its layout: bf16[8,128]{1,0}
-	Bytes int64   // in memory; 0 for a token
-	Order []int64 // the layout: dimensions from minor to major
-
-	// Space is the memory the value is in: 0 for the device's own, 5 for the host's.
-	Space int64
-
+	Text  string // as HLO writes it, with its layout: bf16[8,128]{1,0}
+	Bytes int64  // in memory; 0 for a token
 	// Donor says of a parameter that its memory may be taken for any result, without an Alias.
 	Donor bool
 }
@@ -142,7 +137,7 @@ func (m *Module) setFace(p *program, entry *computation) error {
 func (s *shape) value() Value {
 	return Value{
 		Shape: dtype.Shape{Type: primitives[s.typ].typ, Dims: s.dims},
-		Text:  s.String(), Bytes: s.bytes, Order: s.layout, Space: s.space,
+		Text:  s.String(), Bytes: s.bytes,
 	}
 }
 

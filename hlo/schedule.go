@@ -39,11 +39,9 @@ type Instruction struct {
 	// GEMMs inside a fusion. Attention with a causal mask counts the half that is not masked.
 	FLOPs int64
 
-	// Collectives are the tensors that the instruction sends, if it is a collective itself. Sync says
-	// that it, or what starts it, was scheduled to run in line; Domain is the stream that XLA:GPU
-	// assigned to it, "" for the common one.
+	// Collectives are the tensors that the instruction sends, if it is a collective itself. Domain is
+	// the stream that XLA:GPU assigned to it, "" for the common one.
 	Collectives []Collective
-	Sync        bool
 	Domain      string
 }
 
@@ -107,8 +105,7 @@ func (b *scheduler) computation(c *computation) (*Computation, error) {
 func (b *scheduler) instruction(out *Instruction, s step, at map[*instruction]int) error {
 	config := b.backendConfig(s.instruction)
 	*out = Instruction{Name: s.name, Opcode: s.opcode, OpName: s.opName, Target: s.target,
-		Index: int(s.index), Trips: 1, Sync: config.Collective.IsSync,
-		Domain: config.Collective.domain()}
+		Index: int(s.index), Trips: 1, Domain: config.Collective.domain()}
 	if s.opcode == "parameter" {
 		out.Index = int(s.param)
 	}

@@ -18,7 +18,6 @@ type Stat struct {
 	// Operand names what was quantized: x and w of fprop, dy and wT of dgrad, xT and dyT of wgrad.
 	Operand string
 	Format  Format
-	Scales  int64 // bytes on one device
 	// Top, Sum and Some are indices into the result [StatScales], for the first layer: the largest
 	// scale byte, the sum of all, and the number that are not zero, over all devices. The next layer's
 	// are Stride further. Amax is the index of the largest magnitude in [StatAmax]; -1 if the format
@@ -136,7 +135,7 @@ func (e *quantLowering) record(op *Op, operand string, f Format, list []*Value, 
 		return
 	}
 	s := Stat{Layer: op.Attrs.Int("layer"), Layers: 1, Slot: op.Attrs.Int("slot"), Operand: operand,
-		Format: f, Scales: list[1].Type.Shape().Elements(), Amax: -1, Copy: copied, Errors: -1}
+		Format: f, Amax: -1, Copy: copied, Errors: -1}
 	place := func(all *[]*Value, v *Value) int64 {
 		if i := slices.Index(*all, v); i >= 0 {
 			return int64(i)

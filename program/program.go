@@ -1,8 +1,6 @@
 package program
 
 import (
-	"crypto/sha256"
-	"fmt"
 	"regexp"
 	"slices"
 	"strings"
@@ -233,13 +231,4 @@ func (m *Module) coordinates(i int) []int {
 // FromText makes a program of one module from a bare StableHLO module on devices 0 to n-1.
 func FromText(name, text string, n int) *Program {
 	return &Program{Name: name, Modules: []Module{{Name: name, Devices: Range(0, n), Text: text}}}
-}
-
-// Digest identifies the program by its contents.
-func (p *Program) Digest() (string, error) {
-	b, err := p.Marshal()
-	if err != nil {
-		return "", err
-	}
-	return fmt.Sprintf("sha256:%x", sha256.Sum256(b)), nil
 }

@@ -268,14 +268,13 @@ func isExpertBias(t safetensors.Tensor) bool {
 // A biases is a bias of every expert that goes with its layer in compressed-tensors' layout.
 type biases struct {
 	choice
-	base  string
 	parts []string
 	outs  []*output // by expert, then by part
 }
 
 func newBiases(c choice) *biases {
 	base := strings.TrimSuffix(c.tensor.Name(), "_bias")
-	w := &biases{choice: c, base: base, parts: expertParts(base)}
+	w := &biases{choice: c, parts: expertParts(base)}
 	shape := c.tensor.Shape()
 	for e := range shape.Dims[0] {
 		for _, part := range w.parts {

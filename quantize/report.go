@@ -52,7 +52,6 @@ type Tensor struct {
 
 // A layer is the row of one layer in the text.
 type layer struct {
-	number       int
 	count        int
 	power, noise float64
 	elements     float64
@@ -76,7 +75,7 @@ func (r *Report) WriteText(w io.Writer) error {
 		}
 		n := number(t.Name)
 		if layers[n] == nil {
-			layers[n] = &layer{number: n}
+			layers[n] = &layer{}
 		}
 		layers[n].add(t)
 		all.add(t)

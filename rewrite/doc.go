@@ -3,7 +3,7 @@
 // A pass changes a graph in place. The results stay the same; what changes is that the graph says
 // what a target's kernels need to know: which GEMMs write a transposed result, which softmax values
 // a backward pass reads back, which quantizations share a pass over their source. [Apply] runs the
-// passes on a copy. Passes add operations by rows of their own ([Rows]), which package ir does not
+// passes on a copy. Passes add operations by rows of their own (rows.go), which package ir does not
 // know. Package lower then only picks a kernel for each operation and prints it.
 //
 // The order of passes is one list per target, in rewrite.go. A pass may rely on the passes before

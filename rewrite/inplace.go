@@ -20,7 +20,7 @@ func updateInPlace(g *ir.Graph) error {
 	if len(stores) == 0 {
 		return nil
 	}
-	w := &inPlace{stores: stores, done: map[*ir.Op]bool{}, g: g, b: Rows().ExtendGraph(g)}
+	w := &inPlace{stores: stores, done: map[*ir.Op]bool{}, g: g, b: rows().ExtendGraph(g)}
 	old := g.Ops
 	g.Ops = nil
 	for _, op := range old {

@@ -23,7 +23,7 @@ func keepBlockLayout(hasKernel func(*ir.Op) bool) func(*ir.Graph) error {
 			}
 			return in
 		}
-		return Rows().Edit(g, func(r *ir.Rewriter, op *ir.Op) []*ir.Value {
+		return rows().Edit(g, func(r *ir.Rewriter, op *ir.Op) []*ir.Value {
 			switch {
 			case op.Kind == "quantize" && !hasKernel(op):
 				list := r.ReplaceWith(op, QuantizeBlocks, op.Attrs, op.In...)
@@ -74,7 +74,7 @@ func shareBlockScales(hasKernel func(*ir.Op) bool) func(*ir.Graph) error {
 		s := &scaleSharing{readers: readers(g), amax: map[string]*ir.Value{},
 			scaled: map[*ir.Op]scaled{}, done: map[*ir.Value]bool{}}
 		s.splits = func(op *ir.Op) bool { return op.Kind == "quantize" && !hasKernel(op) }
-		return Rows().Edit(g, func(r *ir.Rewriter, op *ir.Op) (out []*ir.Value) {
+		return rows().Edit(g, func(r *ir.Rewriter, op *ir.Op) (out []*ir.Value) {
 			switch {
 			case op.Kind == "amax":
 				out = s.tensorAmax(r, op)

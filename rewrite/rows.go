@@ -2,7 +2,6 @@ package rewrite
 
 import (
 	"fmt"
-	"maps"
 	"slices"
 	"sync"
 
@@ -44,13 +43,9 @@ const (
 // InBlock is the name of the dimension that counts elements within a block.
 const InBlock = "in_block"
 
-// Rows returns the table of package ir with the operations of passes: the text of a rewritten graph
-// is parsed by it. The table is a copy; its rows are shared and must not be changed.
-func Rows() ir.Table { return maps.Clone(allRows()) }
-
-// allRows makes the table at first use.
-var allRows = sync.OnceValue(func() ir.Table {
-	rows := ir.Table{
+// rows makes the table of package ir with the operations of passes, at first use.
+var rows = sync.OnceValue(func() ir.Table {
+	own := ir.Table{
 		Barrier:            {Kind: ir.Kind{Results: -1, Infer: inferBarrier}, Lower: sameValues},
 		AttentionSaving:    {Kind: ir.Kind{Results: -1, Infer: inferSaving}},
 		AttentionGradSaved: {Kind: ir.Kind{Results: 3, Infer: inferGradSaved}},
@@ -62,13 +57,13 @@ var allRows = sync.OnceValue(func() ir.Table {
 		QuantizeWith:       {Kind: ir.Kind{Results: 2, Infer: inferQuantizeWith}},
 	}
 	for _, kind := range []string{"dot", "linear", "linear_dx", "linear_dw"} {
-		rows[kind] = adapted(ir.Operations()[kind])
-		rows[kind].Lower = transposed
+		own[kind] = adapted(ir.Operations()[kind])
+		own[kind].Lower = transposed
 	}
 	for _, kind := range []string{"block_dot", "quantize_stats"} {
-		rows[kind] = adapted(ir.Operations()[kind])
+		own[kind] = adapted(ir.Operations()[kind])
 	}
-	return ir.Operations().With(rows)
+	return ir.Operations().With(own)
 })
 
 // SourceKind returns the kind of package ir that a rewritten operation came from, for reports: a

@@ -16,7 +16,7 @@ func saveSoftmax(arch string) func(*ir.Graph) error {
 	return func(g *ir.Graph) error {
 		by := readers(g)
 		saved := map[*ir.Value][]*ir.Value{} // by attention's result
-		return Rows().Edit(g, func(r *ir.Rewriter, op *ir.Op) []*ir.Value {
+		return rows().Edit(g, func(r *ir.Rewriter, op *ir.Op) []*ir.Value {
 			switch op.Kind {
 			case "attention":
 				reads := func(o *ir.Op) bool {

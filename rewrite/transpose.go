@@ -11,7 +11,7 @@ import (
 func foldInto(kinds ...string) func(*ir.Graph) error {
 	return func(g *ir.Graph) error {
 		by := readers(g)
-		return Rows().Edit(g, func(r *ir.Rewriter, op *ir.Op) []*ir.Value {
+		return rows().Edit(g, func(r *ir.Rewriter, op *ir.Op) []*ir.Value {
 			if !slices.Contains(kinds, op.Kind) {
 				return nil
 			}

@@ -10,11 +10,11 @@ import (
 	"github.com/deepwell/deepwell/program"
 )
 
-// Quantizes reports whether a graph has quantized GEMMs: a linear layer with a format for fprop,
+// quantizes reports whether a graph has quantized GEMMs: a linear layer with a format for fprop,
 // dgrad or wgrad.
-func Quantizes(g *ir.Graph) bool {
+func quantizes(g *ir.Graph) bool {
 	return slices.ContainsFunc(g.Ops, func(op *ir.Op) bool {
-		if op.Body != nil && Quantizes(op.Body) {
+		if op.Body != nil && quantizes(op.Body) {
 			return true
 		}
 		return slices.ContainsFunc([]string{"fprop", "dgrad", "wgrad"}, func(gemm string) bool {
@@ -37,7 +37,7 @@ type QuantizedCopies struct {
 // Expand lowers a graph's quantized GEMMs to quantize and block_dot operations, in place, and
 // records the copies that it takes. Its parameters must still have their own names.
 func (w *QuantizedCopies) Expand(g *ir.Graph, report ir.Report) (stats []ir.Stat, err error) {
-	if Quantizes(g) {
+	if quantizes(g) {
 		var copies []ir.QuantizedParam
 		copies, stats, err = ir.LowerQuantized(g, program.Copy.Of, plan.DataAxes(), report)
 		if err != nil {

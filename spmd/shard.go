@@ -178,7 +178,7 @@ func (s *sharder) gatherStacks(g *ir.Graph) {
 		return
 	}
 	var tag ir.Tag
-	if s.plan.Size(plan.PipelineAxis) > 1 && Quantizes(g) {
+	if s.plan.Size(plan.PipelineAxis) > 1 && quantizes(g) {
 		tag = ir.Gather
 	}
 	for _, v := range g.Inputs {

@@ -109,7 +109,6 @@ func kendall(x, y []float64) float64 {
 
 // A sweepResult is the rankings of all splits.
 type sweepResult struct {
-	seed       uint64
 	values     []float64
 	all, clean ranking // fitted on all clean rows
 	draws      []ranking
@@ -146,7 +145,7 @@ func (w *sweep) hold(chosen func(i int) bool) (ranking, []float64, error) {
 
 // study makes all splits.
 func (w *sweep) study(seed uint64) (*sweepResult, error) {
-	r := &sweepResult{seed: seed}
+	r := &sweepResult{}
 	_, values, err := w.hold(func(int) bool { return true })
 	if err != nil {
 		return nil, err

@@ -27,9 +27,9 @@ type runner struct {
 	left    int // batches that this turn may still take
 	ids     []int32
 
-	begun, used float64 // when the last step ended, in seconds and processor seconds
-	wall, cpu   float64 // the least of all steps so far
-	loss        float64 // of the first step
+	used      float64 // processor seconds when the last step ended
+	wall, cpu float64 // the least of all steps so far
+	loss      float64 // of the first step
 }
 
 // weights is the seed of the first weights; they are the same for every plan.
@@ -68,7 +68,7 @@ var errTurn = errors.New("the turn is over")
 // turn makes some steps.
 func (n *runner) turn(ctx context.Context, steps int) error {
 	n.left = steps
-	n.begun, n.used = 0, 0
+	n.used = 0
 	if err := n.trainer.Run(ctx); !errors.Is(err, errTurn) {
 		return errors.Join(errors.New("the run ended"), err)
 	}

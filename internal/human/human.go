@@ -79,10 +79,10 @@ func digits(x float64) string {
 func Percent(share float64) string { return fmt.Sprintf("%.1f %%", 100*share) }
 
 // Signed writes a change as a share: +1.5 %, −1.5 %.
-func Signed(share float64) string { return Minus(fmt.Sprintf("%+.1f %%", 100*share)) }
+func Signed(share float64) string { return minus(fmt.Sprintf("%+.1f %%", 100*share)) }
 
-// Minus gives a number its minus sign in place of the hyphen.
-func Minus(number string) string { return strings.Replace(number, "-", "−", 1) }
+// minus gives a number its minus sign in place of the hyphen.
+func minus(number string) string { return strings.Replace(number, "-", "−", 1) }
 
 // InGiB is a number of bytes in GiB.
 func InGiB(bytes int64) float64 { return float64(bytes) / (1 << 30) }

@@ -131,7 +131,7 @@ func (o *outcome) add(r *engine.Report, err error) {
 	if r.ExecutableBytes = min(r.ExecutableBytes, 1); r.ExecutableBytes > 0 {
 		r.Notes = append(r.Notes, "has a size") // a cuDNN plan's differs from compile to compile
 	}
-	js, err := r.JSON()
+	js, err := json.Marshal(r)
 	o.lines = append(o.lines, fmt.Sprint(string(js), r, err))
 }
 

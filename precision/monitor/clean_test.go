@@ -73,7 +73,7 @@ func (r *run) linear(layer int, name string) monitor.Linear {
 	l.Fprop, l.Dgrad, l.Wgrad = r.formats[at+"fprop"], r.formats[at+"dgrad"], r.formats[at+"wgrad"]
 	early := math.Exp(-float64(r.step) / 20) // the first steps move fast
 	l.Norm = 0.1 * (1 + 30*early) * math.Exp(r.around(at+"norm", 0.4))
-	l.Count, l.Rows = 1<<16, 256
+	l.Count = 1 << 16
 	if l.Wgrad == "nvfp4" {
 		l.Zeros = r.rand.Int64N(5)                                                                     // ≤ 0.006 %
 		l.GradToNoise = (6.2 + 16*math.Exp(-float64(r.step)/150)) * math.Exp(r.around(at+"g2n", 0.06)) // 5.4–7.2 at last

@@ -90,7 +90,7 @@ func shrink(by float64) func(*monitor.Sample, *monitor.Linear, int) {
 
 // zeros is a gradient at the end of what f32 holds; underflow reads 0.
 func zeros(_ *monitor.Sample, l *monitor.Linear, _ int) {
-	l.Norm, l.Zeros, l.ZeroRows = 0, l.Count, l.Rows
+	l.Norm, l.Zeros = 0, l.Count
 	op(l, "dy").Amax = 1e-38
 	op(l, "dy").Underflow, op(l, "dyT").Underflow = 0, 0
 }
@@ -348,7 +348,6 @@ func TestSettling(t *testing.T) {
 		s := r.next()
 		op(&s.Linears[0], "x").Amax *= float64(s.Step * s.Step)
 		op(&s.Linears[0], "w").SNR = 12
-		s.Linears[0].ZeroRows = 5
 		if list := w.Observe(s); len(list) > 0 {
 			t.Fatal(list)
 		}

@@ -30,10 +30,8 @@ type Linear struct {
 
 	Norm      float64 // of the weight's gradient dW
 	NonFinite int64   // elements of dW
-	// Zeros are the elements of dW that are exactly zero, of Count; ZeroRows its rows of nothing but
-	// zeros, of Rows.
-	Zeros, Count   int64
-	ZeroRows, Rows int64
+	// Zeros are the elements of dW that are exactly zero, of Count.
+	Zeros, Count int64
 	// GradToNoise is the norm of dW over the norm of the error that quantization adds to it.
 	GradToNoise float64
 	// FpropError, DgradError and WgradError are relative errors of the GEMMs: the norm of the

@@ -88,11 +88,11 @@ type gemmState struct {
 	Returned bool `json:"returned,omitzero"` // once at least: another fall is a relapse
 }
 
-// Indices of a site's series: six signals of each of six operands, then seven of the linear layer.
+// Indices of a site's series: six signals of each of six operands, then six of the linear layer.
 const (
 	perOperand = 6
 	ofLinear   = 6 * perOperand
-	places     = ofLinear + 7
+	places     = ofLinear + 6
 )
 
 // placeName is the name of a series, such as "x amax" or "dw norm".

@@ -60,7 +60,6 @@ var operandSignals = []signal{
 var linearSignals = []signal{
 	{"dw norm", true, judgeNorm},
 	{"dw zeros", false, judgeZeros},
-	{"dw zero rows", false, judgeRows},
 	{"gradient to noise", false, judgeNoise},
 	{"fprop error", false, judgeError},
 	{"dgrad error", false, judgeError},
@@ -75,7 +74,6 @@ const measuredAlways = 2
 const (
 	dwNorm = iota
 	dwZeros
-	dwRows
 	dwNoise
 	dwErrors // of fprop, then dgrad, then wgrad
 )
@@ -86,15 +84,12 @@ func (o *Operand) values() [6]float64 {
 }
 
 // values are the signals of a linear layer, in the order of linearSignals.
-func (l *Linear) values() [7]float64 {
-	share := func(n, of int64) float64 {
-		if of <= 0 {
-			return math.NaN()
-		}
-		return float64(n) / float64(of)
+func (l *Linear) values() [6]float64 {
+	zeros := math.NaN()
+	if l.Count > 0 {
+		zeros = float64(l.Zeros) / float64(l.Count)
 	}
-	return [...]float64{l.Norm, share(l.Zeros, l.Count), share(l.ZeroRows, l.Rows), l.GradToNoise,
-		l.FpropError, l.DgradError, l.WgradError}
+	return [...]float64{l.Norm, zeros, l.GradToNoise, l.FpropError, l.DgradError, l.WgradError}
 }
 
 // judgeAmax: largest of clean runs 1.6, 1.14 and 3.8 times the median.
@@ -176,17 +171,6 @@ func judgeNorm(m *measured) verdict {
 // judgeZeros: at most 0.006 % in clean runs with SwiGLU. Models whose activation is zero for half
 // of its arguments have zeros of their own, which the median knows.
 func judgeZeros(m *measured) verdict { return rises(m, max(0.001, 3*m.usual)) }
-
-// judgeRows: a row of zeros is a channel that learns nothing. One sample is proof unless the model
-// has dead channels in any precision.
-func judgeRows(m *measured) verdict {
-	if m.usual > 0 { // channels that are dead in any precision
-		return rises(m, 2*m.usual+0.01)
-	}
-	v := rises(m, 0)
-	v.now = true
-	return v
-}
 
 // judgeNoise: below √3 the error of FP4 outweighs what it learns (arXiv 2505.19115). Clean runs
 // have 23 or more in MXFP8, and in NVFP4 5.4, falling as training goes on.
