@@ -149,8 +149,8 @@ func goSides(rows, cols int) ([]side, error) {
 	}, err
 }
 
-// torchSides are counted by the same bytes as ours: torchao's NVFP4 finds the amax of the tensor too,
-// which is a second reading that no figure here counts.
+// torchSides are counted by the same bytes as ours: torchao's NVFP4 finds the amax of the tensor
+// too, which is a second reading that no figure here counts.
 func torchSides(p *abtest.Process, n int) []side {
 	var list []side
 	for _, name := range []string{"mxfp8", "nvfp4", "mxfp8-eager", "nvfp4-eager"} {
