@@ -173,8 +173,8 @@ func TestContextParallelPlansCallCuDNN(t *testing.T) {
 			t.Fatal(err)
 		}
 		for i, c := range r.Choices {
-			ring := c.Plan.CP.Kind == "ring" && c.Plan.CP.Balance
-			if c.Plan.CP.Size > 1 && !ring || c.Estimate.Attention != kernels.CuDNN {
+			even := c.Plan.CP.Kind == "ring" && c.Plan.CP.Balance || c.Plan.CP.AllToAll()
+			if c.Plan.CP.Size > 1 && !even || c.Estimate.Attention != kernels.CuDNN {
 				t.Errorf("%s on %s, plan %d: %+v with attention %q", row.model, row.cluster, i+1, c.Plan.CP, c.Estimate.Attention)
 			}
 		}

@@ -51,15 +51,15 @@ func TestChunksAreWholeBlocks(t *testing.T) {
 		prec dtype.Format
 		want bool
 	}{
-		{mesh{1, 1, 1, 1, 8}, 8192, dtype.MXFP8, true},
-		{mesh{1, 1, 1, 1, 8}, 8200, dtype.MXFP8, false},
-		{mesh{1, 1, 1, 1, 8}, 8200, dtype.FormatBF16, true},
-		{mesh{1, 4, 1, 1, 2}, 256, dtype.MXFP8, true}, // chunks of 32: a zigzag ring has two for each device
-		{mesh{1, 4, 1, 1, 2}, 128, dtype.MXFP8, false},
-		{mesh{1, 8, 1, 1, 1}, 128, dtype.MXFP8, false},
-		{mesh{1, 4, 1, 1, 2}, 128, dtype.NVFP4, true},
-		{mesh{896, 1, 1, 1, 1}, 8192, dtype.NVFP4, true},
-		{mesh{896, 1, 1, 1, 1}, 8192, dtype.MXFP8, false},
+		{mesh{1, 1, 1, 1, 8, "ring"}, 8192, dtype.MXFP8, true},
+		{mesh{1, 1, 1, 1, 8, "ring"}, 8200, dtype.MXFP8, false},
+		{mesh{1, 1, 1, 1, 8, "ring"}, 8200, dtype.FormatBF16, true},
+		{mesh{1, 4, 1, 1, 2, "ring"}, 256, dtype.MXFP8, true}, // chunks of 32: a zigzag ring has two for each device
+		{mesh{1, 4, 1, 1, 2, "ring"}, 128, dtype.MXFP8, false},
+		{mesh{1, 8, 1, 1, 1, "ring"}, 128, dtype.MXFP8, false},
+		{mesh{1, 4, 1, 1, 2, "ring"}, 128, dtype.NVFP4, true},
+		{mesh{896, 1, 1, 1, 1, "ring"}, 8192, dtype.NVFP4, true},
+		{mesh{896, 1, 1, 1, 1, "ring"}, 8192, dtype.MXFP8, false},
 	} {
 		j.Seq = row.seq
 		if got := j.divides(row.m, row.prec); got != row.want {

@@ -255,7 +255,12 @@ func (s *searcher) run(ctx context.Context) ([]candidate, error) {
 // expand lists the mesh options, sorted by their bounds.
 func (s *searcher) expand() {
 	w := s.workers[0]
-	work := map[[6]int64]float64{}
+	type part struct {
+		tp, cp, ep, microbatch int64
+		kind                   string
+		precision, count       int
+	}
+	work := map[part]float64{}
 	for at, n := range s.counts {
 		for _, m := range s.job.meshes(int64(n)) {
 			cuts := int64(len(s.job.shardOptions(m)))
@@ -268,7 +273,7 @@ func (s *searcher) expand() {
 						micros: b[1] / b[0] / m.rowRanks()}
 					orders := int64(len(s.job.scheduleOptions(nd)))
 					s.space += cuts * orders * int64(len(s.recomputes))
-					key := [6]int64{m.tp, m.cp, m.ep, b[0], int64(precision), int64(at)}
+					key := part{m.tp, m.cp, m.ep, b[0], m.kind, precision, at}
 					each, known := work[key]
 					if !known {
 						each = w.work(nd)

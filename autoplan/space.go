@@ -15,14 +15,17 @@ import (
 	"github.com/deepwell/deepwell/schedule"
 )
 
-// A mesh is the sizes of the parallel axes. data is dp·fsdp; tp·cp·ep·pp·data is the number of
-// devices.
-type mesh struct{ tp, cp, ep, pp, data int64 }
+// A mesh is the sizes of the parallel axes, and the kind of context parallelism (plan cp.kind).
+// data is dp·fsdp; tp·cp·ep·pp·data is the number of devices.
+type mesh struct {
+	tp, cp, ep, pp, data int64
+	kind                 string
+}
 
 // compare orders meshes, for results that do not depend on concurrency.
 func (m mesh) compare(o mesh) int {
 	return cmp.Or(cmp.Compare(m.pp, o.pp), cmp.Compare(m.tp, o.tp), cmp.Compare(m.cp, o.cp),
-		cmp.Compare(m.ep, o.ep), cmp.Compare(m.data, o.data))
+		cmp.Compare(m.ep, o.ep), cmp.Compare(m.data, o.data), cmp.Compare(m.kind, o.kind))
 }
 
 // A meshOption is a mesh on one number of devices with one format and one microbatch size. It
@@ -98,13 +101,19 @@ func (j *Job) meshes(n int64) []mesh {
 			continue
 		}
 		for _, cp := range divisors(n/tp, max(1, j.Seq/leastChunk)) {
-			if !j.Fixed.allows("cp", cp) || j.Seq%(j.chunks(cp)*tp) != 0 {
+			kinds := lists.Filter(j.contexts(tp, cp), func(a plan.CP) bool {
+				return j.Fixed.allows("cp", cp) && j.Seq%(a.Chunks()*tp) == 0
+			})
+			if len(kinds) == 0 {
 				continue
 			}
 			for _, ep := range j.expertSizes(n / tp / cp) {
 				for _, pp := range divisors(n/tp/cp/ep, c.Layers) {
-					if j.Fixed.allows("pp", pp) {
-						list = append(list, mesh{tp, cp, ep, pp, n / tp / cp / ep / pp})
+					if !j.Fixed.allows("pp", pp) {
+						continue
+					}
+					for _, a := range kinds {
+						list = append(list, mesh{tp, cp, ep, pp, n / tp / cp / ep / pp, a.Kind})
 					}
 				}
 			}
@@ -158,34 +167,49 @@ func (j *Job) divides(m mesh, prec dtype.Format) bool {
 	if n == 0 || j.Profile.Name != price.Own || j.Config.MoE != nil {
 		return true
 	}
-	return plan.WholeScaleBlocks(j.facts(), n, j.Seq, j.chunks(m.cp), m.tp)
+	return plan.WholeScaleBlocks(j.facts(), n, j.Seq, contextOf(m.kind, m.cp).Chunks(), m.tp)
 }
 
-// context returns how a plan shards sequences of cp ranks. Our own programs use a zigzag ring (each
-// rank has a chunk from the front and one from the back) if cuDNN can then attend to each chunk:
-// gathered keys need attention that writes its scores to memory, which costs more
-// ([kernels.Selector.Attention]).
-func (j *Job) context(cp int64) plan.CP {
-	c := plan.CP{Size: cp, Kind: "gather", Balance: cp > 1}
+// contextOf is context parallelism of a kind over cp ranks. Chunks are zigzag (each rank has one
+// from the front and one from the back), unless ranks have whole sequences of their heads.
+func contextOf(kind string, cp int64) plan.CP {
+	return plan.CP{Size: cp, Kind: kind, Balance: cp > 1 && kind != "a2a"}
+}
+
+// contexts lists the ways to shard sequences over cp ranks, under tp. Our own programs use a ring,
+// or an all-to-all where the heads divide, if cuDNN can then attend: gathered keys need attention
+// that writes its scores to memory, which costs more ([kernels.Selector.Attention]).
+func (j *Job) contexts(tp, cp int64) (list []plan.CP) {
+	other := contextOf("gather", cp)
 	if j.can().ring {
-		c.Kind = "ring"
+		other.Kind = "ring"
 	}
-	if j.Profile.Name == price.Own && cp > 1 {
-		elem, ring := dtype.BF16, plan.CP{Size: cp, Kind: "ring", Balance: true}
-		if slices.Equal(j.Precisions, []dtype.Format{dtype.FormatF32}) {
-			elem = dtype.F32
-		}
-		a := kernels.Planned(*j.facts(), slices.Contains(j.Config.Windowed, true), elem, ring,
-			false)
-		if kernel, _ := kernels.For(j.Cluster.Arch()).Attention(a); kernel == kernels.CuDNN {
-			return ring
+	if j.Profile.Name != price.Own || cp == 1 {
+		return []plan.CP{other}
+	}
+	elem := dtype.BF16
+	if slices.Equal(j.Precisions, []dtype.Format{dtype.FormatF32}) {
+		elem = dtype.F32
+	}
+	for _, kind := range []string{"ring", "a2a"} {
+		how := contextOf(kind, cp)
+		a := kernels.Planned(*j.facts(), slices.Contains(j.Config.Windowed, true), elem, how, false)
+		kernel, _ := kernels.For(j.Cluster.Arch()).Attention(a)
+		if kernel == kernels.CuDNN && how.Fits(j.Config.Heads, tp) {
+			list = append(list, how)
 		}
 	}
-	return c
+	if len(list) == 0 {
+		return []plan.CP{other}
+	}
+	return list
 }
 
-// chunks is the number of chunks that a sequence is split into.
-func (j *Job) chunks(cp int64) int64 { return j.context(cp).Chunks() }
+// chunks is the least number of chunks that a sequence is split into over cp ranks.
+func (j *Job) chunks(cp int64) int64 {
+	all := lists.Map(j.contexts(1, cp), plan.CP.Chunks)
+	return slices.Min(all)
+}
 
 // rowRanks is the number of data-parallel ranks, each of which has its own sequences. The ep axis
 // counts: outside the experts it is data parallel.
@@ -335,7 +359,7 @@ func (j *Job) fill(p *plan.Plan, n meshOption, f layoutOption, v recomputeOption
 	p.DP, p.EP = f.dp, n.ep
 	p.FSDP = plan.FSDP{Size: f.fsdp, Zero: f.zero, Gather: f.gather}
 	p.TP = plan.TP{Size: n.tp, Sequence: n.tp > 1}
-	p.CP = j.context(n.cp)
+	p.CP = contextOf(n.kind, n.cp)
 	p.PP = plan.PP{Size: n.pp, Virtual: f.virtual, Schedule: f.name}
 	p.Recompute, p.Offload = v.tags, v.offload
 }

@@ -20,7 +20,8 @@ type Sharding struct {
 	Rows, Seq         int64 // sequences on one device; tokens of a whole sequence
 	TP, CP            int64
 	Sequence, Overlap bool
-	Ring, Balance     bool
+	Kind              string // of context parallelism (plan cp.kind); "" with one device
+	Balance           bool
 	Plain             bool // attention
 	Params            dtype.DType
 	Again             Tags
@@ -49,8 +50,11 @@ func (t Tags) Has(tag ir.Tag) bool { return t&(1<<slices.Index(tags, tag)) != 0 
 func ShardingOf(p *plan.Plan) Sharding {
 	c := Sharding{Rows: max(1, p.MicrobatchSequences()/p.DataParallelSize()), Seq: p.Seq,
 		TP: max(p.TP.Size, 1), CP: max(p.CP.Size, 1), Sequence: p.TP.Sequence,
-		Overlap: p.TP.Overlap && p.TP.Size > 1, Ring: p.CP.Kind == "ring", Balance: p.CP.Balance,
+		Overlap: p.TP.Overlap && p.TP.Size > 1, Balance: p.CP.Balance,
 		Params: p.Types.Params, Again: TagsOf(p.Recompute)}
+	if c.CP > 1 {
+		c.Kind = p.CP.Kind
+	}
 	if p.PP.Size <= 1 { // spmd.NewStep does not recompute embedding and head, which are in no loop
 		c.Again &^= TagsOf([]ir.Tag{ir.Embed, ir.Head})
 	}
@@ -164,6 +168,9 @@ func (b *Book) like(c Sharding) Sharding {
 			return c
 		}
 	}
+	if c.Kind == "a2a" && max(m.KVHeads/c.TP, 1)%c.CP != 0 {
+		return c // each size has its own number of copies of KV heads
+	}
 	if c.TP%2 == 0 && even {
 		c.TP = 2
 	}
@@ -193,10 +200,7 @@ func (b *Book) loss(c Sharding) (*ir.Graph, error) {
 		p := plan.Default()
 		p.Seq, p.Batch, p.Microbatches = c.Seq, c.Rows, 1
 		p.TP = plan.TP{Size: c.TP, Sequence: c.Sequence, Overlap: c.Overlap}
-		p.CP = plan.CP{Size: c.CP, Kind: "gather", Balance: c.Balance}
-		if c.Ring {
-			p.CP.Kind = "ring"
-		}
+		p.CP = plan.CP{Size: c.CP, Kind: c.Kind, Balance: c.Balance}
 		p.Types.Params = c.Params
 		sh, err := spmd.Shard(g, p)
 		if err != nil {

@@ -89,10 +89,17 @@ func shardings() (list []cost.Sharding) {
 			for _, cp := range []int64{1, 4} {
 				for _, sequence := range []bool{false, true} {
 					c := cost.Sharding{Rows: 4, Seq: 128, TP: tp, CP: cp, Params: dtype.BF16, Again: cost.TagsOf(again)}
+					if cp > 1 {
+						c.Kind = map[bool]string{false: "gather", true: "ring"}[sequence]
+					}
 					if sequence {
-						c.Sequence, c.Overlap, c.Ring = true, tp == 4, cp > 1
+						c.Sequence, c.Overlap = true, tp == 4
 					}
 					if !sequence || tp > 1 {
+						list = append(list, c)
+					}
+					if heads := int64(8); cp > 1 && heads/tp%cp == 0 { // copies of KV heads, or none
+						c.Kind = "a2a"
 						list = append(list, c)
 					}
 				}

@@ -4,7 +4,6 @@ import (
 	"github.com/deepwell/deepwell/dtype"
 	"github.com/deepwell/deepwell/ir"
 	"github.com/deepwell/deepwell/kernels"
-	"github.com/deepwell/deepwell/plan"
 	"github.com/deepwell/deepwell/precision"
 	"github.com/deepwell/deepwell/price"
 )
@@ -223,7 +222,7 @@ func (b *builder) scores(windowed bool, heads, score, value float64) {
 	}
 	seen := ir.MeanKeys(float64(b.c.seq), window)
 	switch shard := float64(b.c.seq) / float64(b.c.context); {
-	case b.c.context == 1 || b.e.options.Ulysses:
+	case b.c.context == 1 || b.c.allToAll():
 	case kernel == kernels.CuDNN && !b.c.balance:
 		// A ring in the order of the sequence (lower/stablehlo): each rank computes its own chunk under
 		// the causal mask and all other chunks in full, whether its queries see them or not. A zigzag
@@ -232,7 +231,7 @@ func (b *builder) scores(windowed bool, heads, score, value float64) {
 	case kernel == "" && !b.c.balance:
 		seen = lastKeys(float64(b.c.seq), window, shard)
 	}
-	if b.e.options.Ulysses { // whole sequences, fewer heads
+	if b.c.allToAll() { // whole sequences, fewer heads
 		tokens, heads = tokens*float64(b.c.context), heads/float64(b.c.context)
 	}
 	if !b.e.options.Plain {
@@ -287,11 +286,7 @@ func (e *Estimator) kernel(c *sharding, windowed bool) string {
 	if e.profile.Name != price.Own {
 		return ""
 	}
-	how := plan.CP{Size: c.context, Kind: "gather", Balance: c.balance}
-	if c.ring {
-		how.Kind = "ring"
-	}
-	kernel, _ := e.set.Attention(kernels.Planned(e.config.Facts(), windowed, c.params, how,
+	kernel, _ := e.set.Attention(kernels.Planned(e.config.Facts(), windowed, c.params, c.cp(),
 		c.plain))
 	return kernel
 }
@@ -303,9 +298,12 @@ func (b *builder) contextEnds(out, keys float64) {
 		return
 	}
 	tokens, g := b.c.tokens(), b.c.contextGroup()
-	if b.e.options.Ulysses {
-		// Ulysses: all-to-all from tokens to heads for Q, K and V, back for the result, and the same for
+	if b.c.allToAll() {
+		// All-to-all from tokens to heads for Q, K and V, back for the result, and the same for
 		// gradients. Each all-to-all also transposes its data in memory.
+		if b.e.config.MLA == nil {
+			keys *= float64(b.c.cp().Copies(max(b.e.config.KVHeads/b.c.tensor, 1)))
+		}
 		all := tokens * 2 * (out + keys)
 		back := tokens * 2 * out
 		t := b.p.Collective(price.AllToAll, all, g) + b.p.Collective(price.AllToAll, back, g)
@@ -318,10 +316,10 @@ func (b *builder) contextEnds(out, keys float64) {
 	gather := b.p.Collective(price.AllGather, whole, g)
 	reduce := b.p.Collective(price.ReduceScatter, whole, g)
 	hide := b.p.Profile().HideContext
-	if b.c.ring { // chunks travel while the previous one is computed
+	if b.c.ring() { // chunks travel while the previous one is computed
 		hide = max(hide, 0.8)
 	}
-	if b.c.ring && b.e.profile.Name == price.Own {
+	if b.c.ring() && b.e.profile.Name == price.Own {
 		joins := tokens * float64(b.c.context-1)
 		forward, backward := b.c.joinBytes()
 		b.stream(forward*joins*out, backward*joins*(out+keys))

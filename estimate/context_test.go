@@ -35,6 +35,10 @@ func TestContextParallelIsPricedAsItCompiles(t *testing.T) {
 	if got := zigzag / whole; math.Abs(got-1) > 0.01 {
 		t.Errorf("a zigzag ring has %.3f times the attention of whole sequences", got)
 	}
+	exchanged := attentionOf(t, "deepwell", plan.CP{Size: 8, Kind: "a2a"})
+	if got := exchanged / whole; math.Abs(got-1) > 0.01 {
+		t.Errorf("an all-to-all has %.3f times the attention of whole sequences", got)
+	}
 }
 
 // Other stacks skip masked chunks: balanced chunks have the mean work, and in sequence order the

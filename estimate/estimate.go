@@ -106,9 +106,6 @@ type Options struct {
 	Predict int64
 	// Layers is the number of layers of each virtual stage, for a hand-made split.
 	Layers []int64
-	// Ulysses is all-to-all context parallelism (Jacobs et al., 2023); plans have gather and ring
-	// only.
-	Ulysses bool
 	// Links multiplies the time of every transfer between devices; 0 means 1.
 	Links float64
 	// Plain is attention that writes its scores to memory, as before FlashAttention.

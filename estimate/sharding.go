@@ -19,7 +19,8 @@ type sharding struct {
 	tensorAt, contextAt, expertAt int64 // device strides
 	fsdp, fsdpAt                  int64 // for parameters and gradients sent in every microbatch
 	sequence, overlap             bool
-	ring, balance                 bool
+	kind                          string // of context parallelism (plan cp.kind); "" without
+	balance                       bool
 	plain                         bool // attention
 	offload                       bool
 	again                         cost.Tags
@@ -83,7 +84,13 @@ func (e *Estimator) read(p *plan.Plan) (l layout, err error) {
 	}
 	l.rows, l.seq = sequences/ranks, p.Seq
 	l.sequence, l.overlap = p.TP.Sequence, p.TP.Overlap
-	l.ring, l.balance = p.CP.Kind == "ring", p.CP.Balance
+	if l.context > 1 {
+		l.kind, l.balance = p.CP.Kind, p.CP.Balance
+	}
+	if !p.CP.Fits(e.config.Heads, l.tensor) {
+		return l, diag.New(diag.PlanMisfit, "%d heads do not divide over tp %d × cp %d",
+			e.config.Heads, l.tensor, l.context).Try("cp.kind ring")
+	}
 	l.plain = p.PlainAttention()
 	l.again = cost.TagsOf(p.Recompute)
 	l.params, l.grads, l.wire = p.Types.Params, p.Types.Grads, p.Types.Collectives
@@ -175,6 +182,26 @@ func (c *sharding) expertGroup() price.Group {
 	return price.Group{Size: c.expert, Stride: c.expertAt}
 }
 func (c *sharding) fsdpGroup() price.Group { return price.Group{Size: c.fsdp, Stride: c.fsdpAt} }
+
+// ring reports whether keys and values travel around a ring, and allToAll whether attention has
+// whole sequences of fewer heads.
+func (c *sharding) ring() bool     { return c.kind == "ring" }
+func (c *sharding) allToAll() bool { return c.cp().AllToAll() }
+
+// cp is the plan's context parallelism.
+func (c *sharding) cp() plan.CP {
+	return plan.CP{Size: c.context, Kind: c.kind, Balance: c.balance}
+}
+
+// sorted is the memory traffic of an all-to-all in bytes for each byte sent: slices for each peer
+// are put together, read and written, and slices from each peer again if there are several
+// sequences.
+func (c *sharding) sorted() float64 {
+	if c.rows > 1 {
+		return 4
+	}
+	return 2
+}
 
 // joinBytes is the memory traffic of a ring in bytes for each element that a move adds: to results,
 // and to gradients of Q, K and V. Sums are f32, what comes is bf16: 4 + 2 read, 4 written. A zigzag

@@ -296,7 +296,7 @@ func (e *Estimator) compilable(p *plan.Plan) bool {
 	wide := e.policy == nil && (e.word == "" || e.word == dtype.FormatBF16)
 	known := wide || e.policy != nil && !e.cluster.CPU()
 	return e.profile.Name == price.Own && e.config.MoE == nil && e.config.MLA == nil && known &&
-		p.EP <= 1 && o.Layers == nil && !o.Ulysses && !o.Plain && o.Predict == 0
+		p.EP <= 1 && o.Layers == nil && !o.Plain && o.Predict == 0
 }
 
 // predictor returns the memory predictor of our own programs.

@@ -37,9 +37,9 @@ var attributes = func() map[string]map[string]string {
 		"cross_entropy": loss, "cross_entropy_grad": loss,
 		"gather": "dim:s", "scatter": "dim:s size:i", "top_k": "dim:s k:i",
 		"all_gather": move, "reduce_scatter": move, "shard_slice": move,
-		"all_reduce": "axis:s axes:l",
-		"repeat":     "n:i carries:i stacked:i first:i reverse:b",
-		"quantize":   bits, "quantize_stats": bits, "amax": bits + " axes:l",
+		"all_reduce": "axis:s axes:l", "all_to_all": "axis:s from:s to:s",
+		"repeat":   "n:i carries:i stacked:i first:i reverse:b",
+		"quantize": bits, "quantize_stats": bits, "amax": bits + " axes:l",
 		"join_stats": "axes:l sum:b",
 	} {
 		all[kind] = map[string]string{}

@@ -166,8 +166,8 @@ func (d *Differ) reaches(op *Op) bool {
 
 // movers are the operations that only rearrange elements. They are linear, so that their VJPs
 // accept partial sums; the VJP of a gather scatters.
-var movers = []string{"all_gather", "shard_slice", "rename", "transpose", "split", "merge",
-	"broadcast", "slice", "pad", "concat", "convert", "to_host", "to_device"}
+var movers = []string{"all_gather", "shard_slice", "all_to_all", "rename", "transpose", "split",
+	"merge", "broadcast", "slice", "pad", "concat", "convert", "to_host", "to_device"}
 
 // backward walks through the operations from the last to the first.
 func (d *Differ) backward() {

@@ -9,7 +9,7 @@ import (
 
 // meshKinds are the collectives and the copies between device and host. A collective's VJP is its
 // transpose: all-gather and reduce-scatter are each other's, all-reduce of partial sums is
-// replication's.
+// replication's, an all-to-all has the one back.
 func meshKinds() map[string]Kind {
 	return map[string]Kind{
 		// A sum over an axis gives everyone the sum; everyone's term has the gradient of the sum.
@@ -28,8 +28,12 @@ func meshKinds() map[string]Kind {
 		// Each device takes its own shard of a replicated value; the shards of the gradient together are
 		// the gradient.
 		"shard_slice": {1, inferShard("", false), shardVJP, nil},
-		"to_host":     {1, inferMove, sameGradient, moveWork},
-		"to_device":   {1, inferMove, sameGradient, moveWork},
+		"all_to_all": {1, takes(1, inferAllToAll), func(d *Differ, op *Op, dy []*Value) []*Value {
+			axis, from, to := op.Attrs.Text("axis"), op.Attrs.Text("from"), op.Attrs.Text("to")
+			return []*Value{d.AllToAll(dy[0], axis, to, from)}
+		}, exchangeWork},
+		"to_host":   {1, inferMove, sameGradient, moveWork},
+		"to_device": {1, inferMove, sameGradient, moveWork},
 	}
 }
 
@@ -170,6 +174,19 @@ func inferShard(how string, join bool) func(*Graph, *Op) ([]Type, error) {
 	})
 }
 
+// inferAllToAll turns shards of one dimension (from) into shards of another (to).
+func inferAllToAll(g *Graph, op *Op) ([]Type, error) {
+	t, axis := op.In[0].Type, op.Attrs.Text("axis")
+	from, to, n := op.Attrs.Text("from"), op.Attrs.Text("to"), g.AxisSize(op.Attrs.Text("axis"))
+	switch got := t.Place.On(axis); {
+	case got != from || from == Partial || t.Index(from) < 0:
+		return nil, fmt.Errorf("along %s the argument %s is placed %q, not %q", axis, t, got, from)
+	case from == to || t.Index(to) < 0 || t.Size(to)%n != 0:
+		return nil, fmt.Errorf("%s cannot be sharded along %q in %d", t, to, n)
+	}
+	return []Type{resharded(resharded(t, axis, from, "", n, 1), axis, to, to, 1, n)}, nil
+}
+
 // resharded gives a type whose dimension is times/by as long, with another placement along the
 // axis.
 func resharded(t Type, axis, dim, how string, times, by int64) Type {
@@ -217,4 +234,10 @@ func (b *Builder) ReduceScatter(x *Value, axis, dim string) *Value {
 // ShardSlice takes the device's own shard of a replicated value; it sends nothing.
 func (b *Builder) ShardSlice(x *Value, axis, dim string) *Value {
 	return b.collective("shard_slice", axis, dim, x)
+}
+
+// AllToAll turns the shards of dimension from, which the devices of an axis hold, into shards of
+// dimension to: each device sends every other the slice of its own shard that is in the other's.
+func (b *Builder) AllToAll(x *Value, axis, from, to string) *Value {
+	return b.one("all_to_all", attrs(map[string]any{"axis": axis, "from": from, "to": to}), x)
 }

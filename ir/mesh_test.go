@@ -90,7 +90,7 @@ func collectivesOf(g *ir.Graph) []string {
 	var list []string
 	for _, op := range g.Ops {
 		switch op.Kind {
-		case "all_reduce", "all_gather", "reduce_scatter", "shard_slice":
+		case "all_reduce", "all_gather", "reduce_scatter", "shard_slice", "all_to_all":
 			list = append(list, op.Kind)
 		}
 	}
@@ -138,6 +138,26 @@ func TestBuilderKeepsTheFirstError(t *testing.T) {
 	if !errors.As(err, &e) || e.Code != diag.GraphInvalid || !strings.Contains(e.What, "differ in embed") ||
 		!strings.HasPrefix(e.Where, "mesh_test.go:") {
 		t.Errorf("got %v", err)
+	}
+}
+
+// An all-to-all takes shards of the dimension it names, and what it splits must divide.
+func TestAllToAllThatCannotBe(t *testing.T) {
+	for _, row := range []struct{ from, to, says string }{
+		{"rows", "heads", ""},
+		{"heads", "rows", "is placed \"rows\", not \"heads\""},
+		{"rows", "rows", "cannot be sharded along"},
+		{"rows", "odd", "cannot be sharded along"},
+		{"rows", "none", "cannot be sharded along"},
+	} {
+		b := ir.NewBuilder("exchange", ir.Axis{Name: "cp", Size: 2})
+		typ := irtest.F32(irtest.D("rows", 3), irtest.D("heads", 4), irtest.D("odd", 5))
+		typ.Place = typ.Place.With("cp", "rows")
+		x := b.Input("x", ir.Data, typ, "")
+		_, err := b.Graph(b.AllToAll(x, "cp", row.from, row.to))
+		if row.says == "" && err != nil || row.says != "" && (err == nil || !strings.Contains(err.Error(), row.says)) {
+			t.Errorf("from %s to %s: %v", row.from, row.to, err)
+		}
 	}
 }
 

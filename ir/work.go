@@ -30,7 +30,7 @@ type Work struct {
 
 // A Send is equal tensors that a device sends in one operation.
 type Send struct {
-	Kind string // all_reduce, all_gather, reduce_scatter or permute
+	Kind string // all_reduce, all_gather, reduce_scatter, all_to_all or permute
 	Axes []string
 	// Count is how many there are, and Bytes the size of one, as the group sees the whole of it: the
 	// result of a gather, the argument of a scatter.
@@ -82,6 +82,9 @@ func gatherWork(_ *Graph, op *Op) Work {
 	w.Sends[0].Of = op.In[0]
 	return w
 }
+
+// exchangeWork is an all-to-all of what a device has, part of which stays with it.
+func exchangeWork(_ *Graph, op *Op) Work { return sends(op, op.Kind, 1, bytesOf(op.In[0])) }
 
 // moveWork is a copy between device and host.
 func moveWork(_ *Graph, op *Op) Work { return Work{Class: Moving, Bytes: bytesOf(op.In[0])} }

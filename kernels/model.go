@@ -73,7 +73,7 @@ func Planned(c model.Facts, windowed bool, elem dtype.DType, cut plan.CP, plain 
 	if windowed {
 		a.Window = c.Window
 	}
-	if cut.Size > 1 {
+	if cut.Size > 1 && !cut.AllToAll() {
 		a.Part, a.Ring, a.Balanced = true, cut.Kind == "ring", cut.Balance
 	}
 	return a

@@ -29,6 +29,7 @@ var unprobed = map[string]string{
 	"stop_gradient":  "nothing flows through it",
 	"repeat":         "the models of ir/grad_test.go",
 	"all_gather":     "the meshes of spmd's parity tests",
+	"all_to_all":     "the meshes of spmd's parity tests",
 	"all_reduce":     "the meshes of spmd's parity tests",
 	"reduce_scatter": "the meshes of spmd's parity tests",
 	"shard_slice":    "the meshes of spmd's parity tests",

@@ -171,7 +171,37 @@ func (a CP) Chunks() int64 {
 	return max(a.Size, 1)
 }
 
-func (p *Plan) checkContext(*model.Facts) *diag.Error {
+// AllToAll reports whether attention has whole sequences of some heads (DeepSpeed Ulysses, Jacobs
+// et al., 2023).
+func (a CP) AllToAll() bool { return a.Size > 1 && a.Kind == "a2a" }
+
+// Fits reports whether a model's heads, of which a device under tp has a part, can be divided among
+// the devices along cp. KV heads that do not divide are copied.
+func (a CP) Fits(heads, tp int64) bool {
+	return !a.AllToAll() || heads/max(tp, 1)%a.Size == 0
+}
+
+// Copies is how often an all-to-all copies each of a device's kv KV heads, so that every device
+// along cp has the KV heads that its query heads read.
+func (a CP) Copies(kv int64) int64 {
+	n, common := a.Size, kv
+	for n > 0 {
+		n, common = common%n, n
+	}
+	return a.Size / common
+}
+
+func (p *Plan) checkContext(c *model.Facts) *diag.Error {
+	tp := p.Size(TensorAxis)
+	switch {
+	case p.CP.AllToAll() && p.CP.Balance:
+		return misfit("cp.balance orders a sequence that cp.kind a2a has whole").
+			At("plan cp.balance").Try("leave cp.balance out, or cp.kind ring")
+	case !p.CP.Fits(c.Heads, tp):
+		return misfit("the %d heads of a device cannot be divided among cp %d by an all-to-all",
+			c.Heads/tp, p.CP.Size).At("plan cp.kind").
+			Try("tp × cp a divisor of %d heads, or cp.kind ring", c.Heads)
+	}
 	chunks := p.CP.Chunks()
 	if p.TP.Sequence {
 		chunks *= p.Size(TensorAxis)

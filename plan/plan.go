@@ -81,7 +81,8 @@ type TP struct {
 	Overlap  bool  `json:"overlap,omitempty"`
 }
 
-// CP shards the sequence. Keys and values are all-gathered (gather) or passed around (ring).
+// CP shards the sequence. For attention, keys and values are all-gathered (gather) or passed around
+// (ring), or an all-to-all gives each device whole sequences of some heads (a2a).
 type CP struct {
 	Size int64  `json:"size"`
 	Kind string `json:"kind"`
@@ -126,7 +127,7 @@ var (
 	attentions = []string{plainAttention}
 	compiles   = []string{compileAhead}
 	gathers    = []string{GatherLayer, GatherMicrobatch, GatherStep}
-	contexts   = []string{"gather", "ring"}
+	contexts   = []string{"gather", "ring", "a2a"}
 	offloads   = []string{Activations, OptimizerState}
 	precisions = formatNames(dtype.FormatBF16, dtype.FormatFP8)
 	recompute  = []string{"embed", "norm", "attn", "mlp", "router", "experts", "head"}

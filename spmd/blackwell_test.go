@@ -3,6 +3,7 @@ package spmd_test
 import (
 	"flag"
 	"os"
+	"strings"
 	"testing"
 
 	"github.com/deepwell/deepwell/dtype"
@@ -39,6 +40,9 @@ func TestCensusOnBlackwell(t *testing.T) {
 	ring := *p
 	ring.CP.Kind, ring.DP, ring.Cluster, ring.Batch = "ring", 1, "8xb200", 4
 	t.Run("ring", func(t *testing.T) { censusOnBlackwell(t, c, &small, &ring) })
+	whole := ring
+	whole.CP.Kind = "a2a"
+	t.Run("a2a", func(t *testing.T) { censusOnBlackwell(t, c, &small, &whole) })
 	if *planFile == "" {
 		return
 	}
@@ -78,16 +82,23 @@ func censusOnBlackwell(t *testing.T, c *engine.Compiler, m *model.Config, p *pla
 		t.Fatal(err)
 	}
 	graphs := []*ir.Graph{s.Gradient, s.Reduce, s.Square, s.Update}
-	if p.CP.Kind == "ring" {
+	if p.CP.Kind != "gather" {
 		graphs = graphs[:1] // the update has no attention
 	}
 	for _, g := range graphs {
 		if g == nil {
 			continue // nothing to reduce
 		}
-		stage, err := lower.Module(g.Name, g, lower.Options{Kernels: kernels.For(cluster.GPU.Arch)})
+		set := kernels.For(cluster.GPU.Arch)
+		stage, err := lower.Module(g.Name, g, lower.Options{Kernels: set})
 		if err != nil {
 			t.Fatal(err)
+		}
+		for _, chosen := range set.Choices() {
+			if p.CP.Kind != "gather" && strings.HasPrefix(chosen.Kind, "attention") &&
+				chosen.Kernel != kernels.CuDNN {
+				t.Errorf("%s: %+v", g.Name, chosen)
+			}
 		}
 		stage.Flags = map[string]any{ // as engine/compiler.go sets them
 			"xla_gpu_pipeline_all_gather":          "COLLECTIVE_PIPELINING_MODE_EXPLICIT",

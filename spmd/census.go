@@ -130,7 +130,8 @@ func (c *censusTaker) graph(g *ir.Graph, times int64, back bool) {
 
 // kindsOf maps the graph's kinds of collectives to XLA's.
 var kindsOf = map[string]hlo.Kind{"all_reduce": hlo.AllReduce, "all_gather": hlo.AllGather,
-	"reduce_scatter": hlo.ReduceScatter, ir.Permute: hlo.CollectivePermute}
+	"reduce_scatter": hlo.ReduceScatter, "all_to_all": hlo.AllToAll,
+	ir.Permute: hlo.CollectivePermute}
 
 // send counts one operation's collective, unless XLA reuses an identical earlier one.
 func (c *censusTaker) send(g *ir.Graph, op *ir.Op, s ir.Send, times int64, back bool) {

@@ -10,11 +10,14 @@ import (
 // attend implements context parallelism: queries of one shard of the sequence see all keys, which
 // are gathered, or sent around a ring (plan cp.kind). Query and key positions become extra
 // arguments, since a shard's index is not its position in the sequence.
-func (s *sharder) attend(op *ir.Op, in []*ir.Value) ([]*ir.Value, ir.Attrs) {
+func (s *sharder) attend(op *ir.Op, in []*ir.Value) []*ir.Value {
 	in = s.allReduced(in)
 	cp := plan.ContextAxis
-	if in[0].Type.Place.On(cp) != ir.Seq {
-		return in, op.Attrs
+	switch {
+	case in[0].Type.Place.On(cp) != ir.Seq:
+		return s.CopyWith(op, op.Attrs, nil, in...)
+	case s.plan.CP.AllToAll():
+		return s.exchange(op, in)
 	}
 	a, n := op.Attrs.With("placed", true), in[1].Type.Size(ir.Keys)*s.plan.Size(cp)
 	ring := s.plan.CP.Kind == "ring"
@@ -27,7 +30,39 @@ func (s *sharder) attend(op *ir.Op, in []*ir.Value) ([]*ir.Value, ir.Attrs) {
 		}
 	}
 	queries := s.shardSlice(s.positions(ir.Seq, n), cp, ir.Seq)
-	return append(in, queries, s.positions(ir.Keys, n)), a
+	return s.CopyWith(op, a, nil, append(in, queries, s.positions(ir.Keys, n))...)
+}
+
+// exchange is attention to whole sequences of the device's share of the heads: an all-to-all along
+// cp turns queries [B, S/cp, H, D] to [B, S, H/cp, D], keys and values alike, another one turns the
+// output back. KV heads that cp does not divide are copied first.
+func (s *sharder) exchange(op *ir.Op, in []*ir.Value) []*ir.Value {
+	cp := plan.ContextAxis
+	in[0] = s.AllToAll(in[0], cp, ir.Seq, ir.Heads)
+	for i, v := range in[1:3] {
+		if n := s.plan.CP.Copies(v.Type.Size(ir.KVHeads)); n > 1 {
+			v = s.copies(v, n)
+		}
+		in[1+i] = s.AllToAll(v, cp, ir.Keys, ir.KVHeads)
+	}
+	for i, v := range in[3:] { // document numbers of queries and keys
+		in[3+i] = s.wholeSequence(v)
+	}
+	out := s.CopyWith(op, op.Attrs, nil, in...)
+	return []*ir.Value{s.AllToAll(out[0], cp, ir.Heads, ir.Seq), out[1]}
+}
+
+// wholeSequence gathers document numbers [B, S/cp], once for queries and keys.
+func (s *sharder) wholeSequence(v *ir.Value) *ir.Value {
+	if def := v.Def(); def != nil && def.Kind == "rename" {
+		return s.once(v, "gather "+plan.ContextAxis, func() *ir.Value {
+			return s.Rename(s.wholeSequence(def.In[0]), ir.Seq, ir.Keys)
+		})
+	}
+	if whole := s.ready[v.Name+ofWholeSequence]; whole != nil {
+		return whole
+	}
+	return s.gather(v, plan.ContextAxis)
 }
 
 // positions returns the positions [n] of a sequence's tokens in the order in which devices have
@@ -80,7 +115,7 @@ func Order(p *plan.Plan) []int64 {
 // loop body gets the gathered ones as an input.
 func (s *sharder) keys(v *ir.Value) *ir.Value {
 	if def := v.Def(); def != nil && def.Kind == "rename" {
-		if whole := s.ready[def.In[0].Name+wholeSequence]; whole != nil {
+		if whole := s.ready[def.In[0].Name+ofWholeSequence]; whole != nil {
 			return s.once(v, "gather "+plan.ContextAxis, func() *ir.Value {
 				return s.Rename(whole, ir.Seq, ir.Keys)
 			})
@@ -92,8 +127,9 @@ func (s *sharder) keys(v *ir.Value) *ir.Value {
 	return s.gather(v, plan.ContextAxis)
 }
 
-// wholeSequence marks, in the cache of resharded values, a value that was gathered before the loop.
-const wholeSequence = " of the whole sequence"
+// ofWholeSequence marks, in the cache of resharded values, a value that was gathered before the
+// loop.
+const ofWholeSequence = " of the whole sequence"
 
 // documents gathers the document numbers that a loop body's attention needs, once before the loop,
 // and adds them to the body's inputs. outer maps the new body's inputs to the values outside.
@@ -111,12 +147,12 @@ func (s *sharder) documents(body *ir.Graph, inner *sharder, outer map[*ir.Value]
 			}
 			x := inner.Replacement[v.Def().In[0]]
 			if outer[x] == nil || outer[x].Type.Place.On(cp) != ir.Seq ||
-				inner.ready[x.Name+wholeSequence] != nil {
+				inner.ready[x.Name+ofWholeSequence] != nil {
 				continue
 			}
 			whole := s.gather(outer[x], cp)
 			more = append(more, whole)
-			inner.ready[x.Name+wholeSequence] = inner.Input(x.Name+".whole", ir.Data, whole.Type, "")
+			inner.ready[x.Name+ofWholeSequence] = inner.Input(x.Name+".whole", ir.Data, whole.Type, "")
 		}
 	}
 	return more

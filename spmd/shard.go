@@ -205,15 +205,18 @@ func (s *sharder) use(v *ir.Value) *ir.Value {
 	if tp > 1 && kv > 0 && x.Type.Place.On(plan.TensorAxis) == "" {
 		x = s.once(x, "kv", func() (y *ir.Value) {
 			s.Tagged(ir.Gather, func() {
-				at := x.Type.Index(ir.KVHeads) + 1
-				y = s.Broadcast(x, at, ir.Dim{Name: "copies", Size: tp / kv})
-				y = s.Merge(y, ir.KVHeads, ir.KVHeads, "copies")
-				y = s.ShardSlice(y, plan.TensorAxis, ir.KVHeads)
+				y = s.ShardSlice(s.copies(x, tp/kv), plan.TensorAxis, ir.KVHeads)
 			})
 			return y
 		})
 	}
 	return x
+}
+
+// copies repeats each KV head n times, one after another.
+func (s *sharder) copies(x *ir.Value, n int64) *ir.Value {
+	y := s.Broadcast(x, x.Type.Index(ir.KVHeads)+1, ir.Dim{Name: "copies", Size: n})
+	return s.Merge(y, ir.KVHeads, ir.KVHeads, "copies")
 }
 
 // shards lists the axes that shard a parameter in storage only, not for the operations that take
@@ -281,7 +284,7 @@ func (s *sharder) op(op *ir.Op, in []*ir.Value) ([]*ir.Value, error) {
 	case "neg", "scale", "convert", "stop_gradient", "rename", "transpose", "embedding", "fill",
 		"iota": // any placement will do
 	case "attention":
-		in, a = s.attend(op, in)
+		return s.attend(op, in), nil
 	// With a sharded vocabulary the loss is computed on shards of the logits [B, S, V/tp]: maximum and
 	// sum are reduced over tp. Padded columns do not count.
 	case "cross_entropy":

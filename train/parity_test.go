@@ -345,7 +345,7 @@ func plans(p *parity, pick *rand.Rand, all bool) []plantest.Row {
 		rows = slices.DeleteFunc(rows, func(r plantest.Row) bool {
 			axes := strings.Join(r.Axes, " ")
 			seen[axes]++
-			return len(r.Axes) == 2 && seen[axes]%5 != 1 || len(r.Axes) == 3 && seen[axes]%17 != 3
+			return len(r.Axes) == 2 && seen[axes]%6 != 1 || len(r.Axes) == 3 && seen[axes]%21 != 3
 		})
 	}
 	rows = slices.Concat(rows, plantest.Larger(), plantest.Recomputations(), plantest.Offloads())
@@ -361,6 +361,7 @@ func TestPlansCoverTheAxes(t *testing.T) {
 	seen := map[string]bool{}
 	for _, r := range rows {
 		seen[strings.Join(r.Axes, " ")] = true
+		seen["a2a with others"] = seen["a2a with others"] || len(r.Axes) > 1 && strings.Contains(r.Name, "a2a")
 		for _, s := range plantest.Pipes() {
 			if strings.HasSuffix(" "+r.Name, " "+s.Name) && len(r.Axes) > 1 {
 				seen[s.Name] = true
@@ -368,7 +369,7 @@ func TestPlansCoverTheAxes(t *testing.T) {
 		}
 	}
 	axes := []string{"dp", "fsdp", "tp", "cp", "pp"}
-	want := schedule.Names()
+	want := append(schedule.Names(), "a2a with others")
 	for i, a := range axes {
 		want = append(want, a)
 		for k, b := range axes[i+1:] {
@@ -454,8 +455,8 @@ func randomRow(r *rand.Rand, c *model.Config, s plantest.Size, devices int64) pl
 		}
 		p.TP = plan.TP{Size: pick(1, 2, 4), Sequence: r.IntN(2) == 0}
 		p.TP.Overlap = p.TP.Size > 1 && p.TP.Sequence && r.IntN(2) == 0
-		p.CP = plan.CP{Size: pick(1, 2), Kind: []string{"gather", "ring"}[r.IntN(2)],
-			Balance: r.IntN(2) == 0}
+		p.CP = plan.CP{Size: pick(1, 2), Kind: []string{"gather", "ring", "a2a"}[r.IntN(3)]}
+		p.CP.Balance = p.CP.Kind != "a2a" && r.IntN(2) == 0
 		for _, tag := range []ir.Tag{ir.Embed, ir.Norm, ir.Attn, ir.MLP, ir.Head} {
 			if r.IntN(3) == 0 {
 				p.Recompute = append(p.Recompute, tag)

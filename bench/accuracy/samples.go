@@ -153,7 +153,7 @@ func simumax() ([]sample, error) {
 	var list []sample
 	for _, r := range rows {
 		config := known[r["model"]].dense()
-		options := estimate.Options{Ulysses: true}
+		var options estimate.Options
 		if strings.HasPrefix(r["model"], "deepseek") {
 			found, err := model.Find(r["model"])
 			if err != nil {
@@ -175,6 +175,7 @@ func simumax() ([]sample, error) {
 		}
 		p := megatronPlan(cluster, r.int("seq_len"), r.int("gbs"), micros, r.int("dp"), r.int("tp"),
 			r.int("cp"), r.int("pp"))
+		p.CP.Kind, p.CP.Balance = "a2a", false
 		list = append(list, sample{id: r["id"], family: r["model"], config: config, cluster: cluster,
 			plan: p, options: options, seconds: r.float("step_time_s"), gib: r.float("mem_gb"),
 			layout: fmt.Sprint(r["model"], " seq ", r["seq_len"], " tp", r["tp"], " pp", r["pp"],

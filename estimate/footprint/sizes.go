@@ -86,7 +86,7 @@ func (p *Predictor) sizes(pl *plan.Plan) (*sizes, error) {
 	s.flow, s.whole, s.mlp = halves*s.flow, halves*s.whole, halves*s.mlp
 	if a := layer.Attention; a != nil {
 		s.attention, s.scores = a.Op, halves*a.Batch*a.M*a.N
-		if cut.Ring && cut.CP > 1 {
+		if cut.Kind == "ring" {
 			s.scores /= cut.CP
 		}
 	}

@@ -34,7 +34,8 @@ type Layout struct {
 	Backward []string // collectives of the backward graph, in order
 }
 
-// Layouts has tensor, sequence, fully sharded and plain data parallelism.
+// Layouts has tensor, sequence, fully sharded and plain data parallelism, and one that turns shards
+// of rows into shards of columns.
 var Layouts = []Layout{
 	{"tensor parallel", "tp", "", [2]string{"mlp", "mlp"},
 		func(b *ir.Builder, x, w1, w2 *ir.Value) *ir.Value {
@@ -50,6 +51,11 @@ var Layouts = []Layout{
 			h := b.Silu(b.Linear(x, b.AllGather(w1, "fsdp", "embed")))
 			return b.Linear(h, b.AllGather(w2, "fsdp", "mlp"))
 		}, []string{"reduce_scatter", "reduce_scatter"}},
+	{"all-to-all", "cp", "rows", [2]string{"", "mlp"},
+		func(b *ir.Builder, x, w1, w2 *ir.Value) *ir.Value {
+			h := b.AllToAll(b.Silu(b.Linear(x, w1)), "cp", "rows", "mlp")
+			return b.ReduceScatter(b.Linear(h, w2), "cp", "rows")
+		}, []string{"all_gather", "all_to_all", "all_reduce"}},
 	{"data parallel", "dp", "rows", [2]string{"", ""},
 		func(b *ir.Builder, x, w1, w2 *ir.Value) *ir.Value {
 			return b.Linear(b.Silu(b.Linear(x, w1)), w2)
@@ -71,8 +77,10 @@ func (l *Layout) Graph() (*ir.Graph, error) {
 		if l.x != "" {
 			tx = place(tx, l.axis, l.x)
 		}
-		if l.w[0] != "" {
-			t1, t2 = place(t1, l.axis, l.w[0]), place(t2, l.axis, l.w[1])
+		for i, t := range []*ir.Type{&t1, &t2} {
+			if l.w[i] != "" {
+				*t = place(*t, l.axis, l.w[i])
+			}
 		}
 	}
 	x := b.Input("x", ir.Param, tx, "")

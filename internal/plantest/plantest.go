@@ -36,6 +36,7 @@ func Meshes() []Row {
 		{"cp", []string{"cp"}, cp(plan.CP{Size: 2, Kind: "gather"})},
 		{"ring", []string{"cp"}, cp(plan.CP{Size: 2, Kind: "ring"})},
 		{"balance", []string{"cp"}, cp(plan.CP{Size: 2, Kind: "gather", Balance: true})},
+		{"a2a", []string{"cp"}, cp(plan.CP{Size: 2, Kind: "a2a"})},
 	}
 }
 
@@ -137,6 +138,7 @@ func Larger() []Row {
 		row("ring4", func(p *plan.Plan) { p.CP = plan.CP{Size: 4, Kind: "ring"} }),
 		row("ring4 balance", func(p *plan.Plan) { p.CP = plan.CP{Size: 4, Kind: "ring", Balance: true} }),
 		row("balance4", func(p *plan.Plan) { p.CP = plan.CP{Size: 4, Kind: "gather", Balance: true} }),
+		row("a2a4", func(p *plan.Plan) { p.CP = plan.CP{Size: 4, Kind: "a2a"} }),
 		row("sp4 cp", func(p *plan.Plan) {
 			p.TP, p.CP = plan.TP{Size: 4, Sequence: true}, plan.CP{Size: 2, Kind: "gather"}
 		}),

@@ -192,6 +192,13 @@ var collectives = map[string]func(m *machine, op *ir.Op, in []*Array) []*Array{
 			return shardOf(sum(in, group, op.In[0].Type), op, slices.Index(group, d))
 		})
 	},
+	"all_to_all": func(m *machine, op *ir.Op, in []*Array) []*Array {
+		return m.each(func(d int) *Array {
+			group := m.group(op, d)
+			whole := gathered(op.In[0], in, group, op.Attrs.Text("from"))
+			return own(whole, op.Out[0].Type, op.Attrs.Text("to"), slices.Index(group, d))
+		})
+	},
 	"shard_slice": func(m *machine, op *ir.Op, in []*Array) []*Array {
 		return m.each(func(d int) *Array {
 			group := m.group(op, d)

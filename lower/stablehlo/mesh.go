@@ -26,6 +26,7 @@ func meshRules() map[string]Rule {
 				out.Index(op.Attrs.Text("dim")), w.replicas(op.Axes()...)), in[0])}
 		},
 		"all_gather":  allGather,
+		"all_to_all":  allToAll,
 		"shard_slice": shardSlice,
 		"to_host": func(w *Writer, _ *ir.Op, in []Val) []Val {
 			return []Val{w.move(in[0], w.Target.HostMemory())}
@@ -94,6 +95,24 @@ func allGather(w *Writer, op *ir.Op, in []Val) []Val {
 	t := ir.Type{Elem: as, Dims: out.Dims}
 	y := w.Apply(t, `"stablehlo.all_gather"(`, fmt.Sprintf(") {all_gather_dim = %d : i64, %s%s}",
 		out.Index(op.Attrs.Text("dim")), w.replicas(op.Axes()...), ahead), x)
+	return []Val{w.Bitcast(y, out.Elem)}
+}
+
+// allToAll prints an exchange of slices along one dimension for slices along another. It moves bits
+// as a gather does.
+func allToAll(w *Writer, op *ir.Op, in []Val) []Val {
+	x, out := in[0], op.Out[0].Type
+	as, carried := carriers[x.Type.Elem.Bits()]
+	if carried {
+		x = w.Bitcast(x, as)
+	} else {
+		as = out.Elem
+	}
+	n, _ := ir.Along(w.mesh, op.Attrs.Text("axis"))
+	y := w.Apply(ir.Type{Elem: as, Dims: out.Dims}, `"stablehlo.all_to_all"(`, fmt.Sprintf(
+		") {split_dimension = %d : i64, concat_dimension = %d : i64, split_count = %d : i64, %s}",
+		out.Index(op.Attrs.Text("to")), out.Index(op.Attrs.Text("from")), n,
+		w.replicas(op.Axes()...)), x)
 	return []Val{w.Bitcast(y, out.Elem)}
 }
 
