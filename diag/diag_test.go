@@ -7,7 +7,6 @@ import (
 	"go/format"
 	"io/fs"
 	"os"
-	"path/filepath"
 	"regexp"
 	"slices"
 	"strings"
@@ -15,10 +14,6 @@ import (
 
 	"github.com/deepwell/deepwell/internal/golden"
 )
-
-func TestCatalogueIsWritten(t *testing.T) {
-	golden.Compare(t, filepath.Join("..", "docs", "errors.md"), []byte(Catalogue()))
-}
 
 func TestCodesAreUniqueAndExplained(t *testing.T) {
 	seen := map[Code]bool{}

@@ -36,7 +36,7 @@ func TestOperationsReplay(t *testing.T) {
 				t.Fatal(err)
 			}
 			p.Cluster = b200(t, "1")
-			format, code, err := r.Compile(t.Context(), p.GPU, p.Cluster)
+			_, format, code, err := r.Optimized(t.Context(), p.GPU, p.Cluster)
 			if err != nil {
 				t.Fatal(err)
 			}

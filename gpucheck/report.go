@@ -2,7 +2,6 @@ package gpucheck
 
 import (
 	"encoding/json"
-	"fmt"
 	"os"
 	"regexp"
 	"slices"
@@ -217,10 +216,4 @@ func (r *Report) scrubAll() {
 	for name, value := range r.Flags {
 		r.Flags[name] = scrub(value)
 	}
-}
-
-// String is one line for a log.
-func (c Check) String() string {
-	return fmt.Sprintf("%s: %s %s (%.1e of %.1e) %s", c.Group, c.Name, c.Status, c.Apart, c.Bound,
-		c.Note)
 }

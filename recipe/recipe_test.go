@@ -14,7 +14,6 @@ import (
 
 	"github.com/deepwell/deepwell/diag"
 	"github.com/deepwell/deepwell/dtype"
-	"github.com/deepwell/deepwell/internal/golden"
 	"github.com/deepwell/deepwell/ir"
 )
 
@@ -426,15 +425,6 @@ func TestKeys(t *testing.T) {
 				t.Errorf("%s is also called %s, which is a key", r.Name, full)
 			}
 		}
-	}
-}
-
-func TestPagesAreWritten(t *testing.T) {
-	for path, text := range map[string]string{
-		filepath.Join("..", "docs", "run.toml.md"): Reference(),
-		filepath.Join("testdata", "example.toml"):  Example(),
-	} {
-		golden.Compare(t, path, []byte(text))
 	}
 }
 

@@ -2,6 +2,7 @@ package replay
 
 import (
 	"cmp"
+	"context"
 	"flag"
 	"io"
 	"os"
@@ -18,6 +19,7 @@ import (
 	"github.com/deepwell/deepwell/internal/enginetest"
 	"github.com/deepwell/deepwell/internal/isolate"
 	"github.com/deepwell/deepwell/internal/slowtest"
+	"github.com/deepwell/deepwell/machine"
 	"github.com/deepwell/deepwell/program"
 	"github.com/deepwell/deepwell/step"
 )
@@ -45,6 +47,31 @@ func runner(t *testing.T) *Runner {
 
 // XLA:GPU's programs compute what their references do: a selection in which every two of model,
 // precision, plan and kind of program meet, or all of them.
+// Compile is Optimized without the report.
+func (r *Runner) Compile(ctx context.Context, m *program.Module, t machine.Cluster) (format string,
+	code []byte, err error) {
+	_, format, code, err = r.Optimized(ctx, m, t)
+	return format, code, err
+}
+
+// Replay compiles a pair's program for its cluster, rewrites it, runs it and compares it with the
+// reference.
+func (r *Runner) Replay(ctx context.Context, p Pair, o Options) (*Result, *Module, error) {
+	format, code, err := r.Compile(ctx, p.GPU, p.Cluster)
+	if err != nil {
+		return nil, nil, err
+	}
+	m, err := Rewrite(format, code, o)
+	if err != nil {
+		return nil, nil, err
+	}
+	results, err := r.Run(ctx, p, o.Wide, m)
+	if err != nil {
+		return nil, m, err
+	}
+	return results[0], m, nil
+}
+
 func TestReplay(t *testing.T) {
 	slowtest.Only(t)
 	some := selected(t)

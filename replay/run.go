@@ -72,13 +72,6 @@ func (r *Runner) Optimized(ctx context.Context, m *program.Module, t machine.Clu
 	return a.Report, a.Format, a.Code, nil
 }
 
-// Compile is Optimized without the report.
-func (r *Runner) Compile(ctx context.Context, m *program.Module, t machine.Cluster) (format string,
-	code []byte, err error) {
-	_, format, code, err = r.Optimized(ctx, m, t)
-	return format, code, err
-}
-
 // Run runs the reference of a pair and rewritten programs of it on the same inputs, and compares
 // all results, for each program. Wide says how the programs were rewritten.
 func (r *Runner) Run(ctx context.Context, p Pair, wide bool, programs ...*Module) ([]*Result,
@@ -96,24 +89,6 @@ func (r *Runner) Run(ctx context.Context, p Pair, wide bool, programs ...*Module
 		one.weigh(p.GPU.Results, p.noise(wide))
 	}
 	return a.Results, nil
-}
-
-// Replay compiles a pair's program for its cluster, rewrites it, runs it and compares it with the
-// reference.
-func (r *Runner) Replay(ctx context.Context, p Pair, o Options) (*Result, *Module, error) {
-	format, code, err := r.Compile(ctx, p.GPU, p.Cluster)
-	if err != nil {
-		return nil, nil, err
-	}
-	m, err := Rewrite(format, code, o)
-	if err != nil {
-		return nil, nil, err
-	}
-	results, err := r.Run(ctx, p, o.Wide, m)
-	if err != nil {
-		return nil, m, err
-	}
-	return results[0], m, nil
 }
 
 // ask waits for a child, starts it if need be, and lets it answer.

@@ -67,7 +67,7 @@ func readHeader(r io.ReaderAt, size int64) (string, error) {
 		return "", damaged("the file has %d bytes, too few for the length of a header", size)
 	}
 	start := make([]byte, min(size, 64))
-	if _, err := readFull(r, start, 0); err != nil {
+	if err := readFull(r, start, 0); err != nil {
 		return "", err
 	}
 	n := binary.LittleEndian.Uint64(start)
@@ -122,15 +122,15 @@ func shrunk() *diag.Error {
 
 // readFull fills p; the end of the file before that is an error of its own, because the sizes
 // were checked when the file was opened.
-func readFull(r io.ReaderAt, p []byte, off int64) (int, error) {
+func readFull(r io.ReaderAt, p []byte, off int64) error {
 	n, err := r.ReadAt(p, off)
 	if n == len(p) {
-		return n, nil
+		return nil
 	}
 	if errors.Is(err, io.EOF) {
-		return n, shrunk()
+		return shrunk()
 	}
-	return n, err
+	return err
 }
 
 // openShard takes an open file over: Close closes it.
@@ -217,7 +217,7 @@ func (s *shard) read(p []byte, at int64) error {
 	if s.closed {
 		return s.gone()
 	}
-	if _, err := readFull(s.reader, p, s.base+at); err != nil {
+	if err := readFull(s.reader, p, s.base+at); err != nil {
 		return locate(err, s.name)
 	}
 	return nil

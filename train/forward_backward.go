@@ -25,11 +25,11 @@ func (c *executor) gradients(ctx context.Context, b *data.Batch) (loss float64, 
 	err = c.each(ctx, func(ctx context.Context, r *rank) error {
 		r.stats.begin()
 		if c.probes != nil {
-			if err := r.keep(ctx, c.probes.of(step.Inspect, r), nil); err != nil {
+			if err := r.keep(ctx, c.probes.of(step.Inspect, r)); err != nil {
 				return err
 			}
 		}
-		return r.keep(ctx, c.x.of(step.Zero, r), nil)
+		return r.keep(ctx, c.x.of(step.Zero, r))
 	})
 	switch {
 	case err != nil:
@@ -164,17 +164,17 @@ func (c *executor) data(stage int, m *program.Module, spec program.Array, b *dat
 // quantize makes the quantized copies of the f32 parameters that the GEMMs read.
 func (c *executor) quantize(ctx context.Context) error {
 	return c.each(ctx, func(ctx context.Context, r *rank) error {
-		return r.keep(ctx, c.x.of(step.Quantize, r), nil)
+		return r.keep(ctx, c.x.of(step.Quantize, r))
 	})
 }
 
 // keep runs a program on the rank's state, stores its results there under their names, and reads
 // its statistics. A nil program does nothing.
-func (r *rank) keep(ctx context.Context, x *engine.Executable, inputs map[string][]byte) error {
+func (r *rank) keep(ctx context.Context, x *engine.Executable) error {
 	if x == nil {
 		return nil
 	}
-	run, err := r.run(ctx, x, &r.state, inputs)
+	run, err := r.run(ctx, x, &r.state, nil)
 	if err != nil {
 		return err
 	}
@@ -203,7 +203,7 @@ func (c *executor) update(ctx context.Context, commit bool, rate, limit float64)
 // which every device has its shard of the sum.
 func (c *executor) reduce(ctx context.Context) error {
 	return c.each(ctx, func(ctx context.Context, r *rank) error {
-		return r.keep(ctx, c.x.of(step.Reduce, r), nil)
+		return r.keep(ctx, c.x.of(step.Reduce, r))
 	})
 }
 
@@ -223,7 +223,7 @@ func (c *executor) finish(ctx context.Context, commit bool, rate, limit float64)
 		if err := r.exchange(ctx, c.t.programs.Ranks[r.number], square.Module()); err != nil {
 			return err
 		}
-		if err := r.keep(ctx, square, nil); err != nil {
+		if err := r.keep(ctx, square); err != nil {
 			return err
 		}
 		for _, h := range c.t.programs.Ranks[r.number].RankParams {

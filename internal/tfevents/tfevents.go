@@ -56,9 +56,6 @@ func Create(dir string, now event.Clock) (*Writer, error) {
 	}
 }
 
-// Path is the file that is written.
-func (w *Writer) Path() string { return w.f.Name() }
-
 // Emit implements event.Sink: it writes what has a curve, and drops the rest.
 func (w *Writer) Emit(e event.Event) {
 	w.mu.Lock()

@@ -143,7 +143,7 @@ func TestRestartWithinASecond(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		paths = append(paths, w.Path())
+		paths = append(paths, w.f.Name())
 		w.Close()
 	}
 	if !slices.IsSorted(paths) || len(slices.Compact(paths)) != 3 {

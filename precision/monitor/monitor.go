@@ -107,18 +107,6 @@ func (t *Monitor) NextInspection(step int) int {
 	return first + (step-first+o.Inspect-1)/o.Inspect*o.Inspect
 }
 
-// Fallen returns the falls that are in effect, so that a resumed run can apply them to its policy:
-// for each GEMM in the order in which they were made.
-func (t *Monitor) Fallen() []Decision {
-	var list []Decision
-	for _, s := range t.sites {
-		for i := range s.gemms {
-			list = append(list, s.gemms[i].Fallen...)
-		}
-	}
-	return list
-}
-
 // site finds or adds the history of a linear layer.
 func (t *Monitor) site(layer int, name string) *site {
 	i, ok := slices.BinarySearchFunc(t.sites, 0, func(s *site, _ int) int {
