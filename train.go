@@ -309,7 +309,7 @@ func (r *runner) writePrograms() (err error) {
 			Fix: fmt.Sprintf("seq = %d, or a config.json with scaled rotary positions", c.Context)})
 	}
 	r.program, err = step.Build(step.Spec{Model: r.model.Config, Recipe: r.recipe,
-		Arch: r.devices.arch(), Plan: r.plan})
+		Arch: r.devices.arch(), Plan: r.plan, Documents: r.documents()})
 	if err != nil {
 		return err
 	}
@@ -317,6 +317,14 @@ func (r *runner) writePrograms() (err error) {
 		r.env.Events.Emit(event.Phase{Verb: "train", Name: note})
 	}
 	return nil
+}
+
+// documents is how many documents a sequence of the data has at most.
+func (r *runner) documents() int64 {
+	if r.held == nil {
+		return r.rows.Documents()
+	}
+	return max(r.rows.Documents(), r.held.Documents())
 }
 
 // warnings forwards events, and brings warnings into a log that is opened later.

@@ -188,7 +188,8 @@ func (b *Book) loss(c Sharding) (*ir.Graph, error) {
 	}
 	shape := model.Shape{Batch: c.Rows, Seq: c.Seq, PlainAttention: c.Plain}
 	shape.Elem, shape.MatmulType = b.set.Types(c.Params)
-	shape.Documents, _ = b.set.Documents(c.Params, c.Plain)
+	how := plan.CP{Size: c.CP, Kind: c.Kind, Balance: c.Balance}
+	shape.Documents, _ = b.set.Documents(0, c.Params, how, c.Plain)
 	g, err := b.model.Graph(shape)
 	if err == nil && b.policy != nil {
 		g, _, err = b.policy.Apply(g, b.model.Params())
@@ -200,7 +201,7 @@ func (b *Book) loss(c Sharding) (*ir.Graph, error) {
 		p := plan.Default()
 		p.Seq, p.Batch, p.Microbatches = c.Seq, c.Rows, 1
 		p.TP = plan.TP{Size: c.TP, Sequence: c.Sequence, Overlap: c.Overlap}
-		p.CP = plan.CP{Size: c.CP, Kind: c.Kind, Balance: c.Balance}
+		p.CP = how
 		p.Types.Params = c.Params
 		sh, err := spmd.Shard(g, p)
 		if err != nil {

@@ -2,6 +2,7 @@ package cost_test
 
 import (
 	"fmt"
+	"github.com/deepwell/deepwell/kernels"
 	"maps"
 	"slices"
 	"strings"
@@ -37,7 +38,9 @@ var types = plan.Types{Params: dtype.BF16, Grads: dtype.F32, Collectives: dtype.
 // graph returns the loss graph of a microbatch.
 func graph(t *testing.T, c *model.Config, p *plan.Plan) *ir.Graph {
 	t.Helper()
-	g, err := c.Graph(model.Shape{Batch: p.MicrobatchSequences(), Seq: p.Seq, Elem: p.Types.Params})
+	documents, _ := kernels.For("sm_100").Documents(0, p.Types.Params, p.CP, p.PlainAttention())
+	g, err := c.Graph(model.Shape{Batch: p.MicrobatchSequences(), Seq: p.Seq, Elem: p.Types.Params,
+		Documents: documents})
 	if err != nil {
 		t.Fatal(err)
 	}

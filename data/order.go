@@ -193,6 +193,25 @@ func (s *stream) spans(from, to int64) iter.Seq2[int64, int64] {
 	}
 }
 
+// mostDocuments counts the documents of the row that has the most.
+func (s *stream) mostDocuments(seq int64) (most int64) {
+	row, inside := int64(0), int64(0) // documents that begin behind the first token of the row
+	for i, r := range s.runs {
+		end := s.end(i)
+		for d := r.document; s.start(d) < end; d++ {
+			at := r.at + s.start(d) - r.token
+			if at/seq != row {
+				row, inside = at/seq, 0
+			}
+			if at%seq > 0 {
+				inside++
+			}
+			most = max(most, inside+1)
+		}
+	}
+	return most
+}
+
 // A cursor is a place in a stream.
 type cursor struct {
 	stream   *stream

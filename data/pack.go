@@ -238,6 +238,23 @@ func (l *Loader) EvalSequences() int64 {
 	return n
 }
 
+// Documents counts the documents of the sequence that has the most, to train on or to evaluate. It
+// looks at every document once.
+func (l *Loader) Documents() int64 {
+	most := int64(1)
+	if l.options.Joined {
+		return most
+	}
+	for _, s := range l.sources {
+		for _, part := range []*stream{&s.train, &s.heldOut} {
+			if part.cache != nil {
+				most = max(most, part.mostDocuments(int64(l.options.Seq)))
+			}
+		}
+	}
+	return most
+}
+
 // holdsOut reports whether documents are kept for validation.
 func (l *Loader) holdsOut() bool {
 	return l.options.HoldoutSequences > 0 || l.options.HoldoutShare > 0

@@ -109,7 +109,41 @@ func attentions() []operation {
 		}},
 		{name: "attention gradient", bound: boundAttentionGrad, grad: true,
 			build: attention(ir.Attention{Causal: true})},
+		{name: "documents", bound: boundAttention, build: documents},
+		{name: "documents, gradient", bound: boundAttentionGrad, grad: true, build: documents},
+		{name: "merged pair", bound: boundAttention, build: mergedPair},
 	}
+}
+
+// documents attends within documents of 64, 32 and 5 tokens, and of 1 and 26 behind them: long and
+// short ones have calls of their own.
+func documents(b *ir.Builder) []*ir.Value {
+	q, k, v := heads(b)
+	t := typ(dtype.S32, q.Type.Dims[:2]...)
+	numbers, at := b.Fill(t, 0), b.Iota(t, ir.Seq)
+	for _, start := range []float64{64, 96, 101, 102} {
+		numbers = b.Add(numbers, b.Convert(b.Compare("ge", at, b.Fill(t, start)), dtype.S32))
+	}
+	return []*ir.Value{b.Attend(q, k, v, ir.Attention{Scale: headScale, Causal: true, Documents: 40,
+		Segments: numbers, KeySegments: b.Rename(numbers, ir.Seq, ir.Keys)})}
+}
+
+// mergedPair attends to each half of the keys and merges the two by their log-sum-exps, as context
+// parallelism does.
+func mergedPair(b *ir.Builder) []*ir.Value {
+	q, k, v := heads(b)
+	half := func(from, to int64) (o, lse *ir.Value) {
+		out := b.Op("attention", map[string]any{"scale": headScale}, q, b.Slice(k, ir.Keys, from, to),
+			b.Slice(v, ir.Keys, from, to))
+		return b.Convert(out[0], dtype.F32), out[1]
+	}
+	n := k.Type.Size(ir.Keys)
+	front, first := half(0, n/2)
+	back, second := half(n/2, n)
+	one := b.Fill(first.Type, 1)
+	weight := b.Div(one, b.Add(one, b.Exp(b.Sub(second, first)))) // of the front
+	weight = b.Broadcast(weight, 3, q.Type.Dims[3])
+	return []*ir.Value{b.Add(back, b.Mul(weight, b.Sub(front, back)))}
 }
 
 // blockDots multiply quantized operands. With equal scales only operands and codes count; with

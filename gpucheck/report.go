@@ -118,8 +118,10 @@ var tests = map[string]struct {
 	"scale-tiles":    {[]string{"mxfp8 GEMM, own", "nvfp4 GEMM, own"}, "block-dot"},
 	"attention":      {[]string{"attention, no mask"}, ""},
 	"attention-mask": {[]string{"attention, causal", "attention, window"}, "attention"},
-	"log-sum-exp":    {[]string{"log-sum-exp"}, "attention-mask"},
+	"log-sum-exp":    {[]string{"log-sum-exp", "merged pair"}, "attention-mask"},
 	"attention-grad": {[]string{"attention gradient"}, "attention-mask"},
+
+	"attention-segments": {[]string{"documents"}, "attention-mask"},
 }
 
 // conclude judges conventions and custom calls by the checks.

@@ -424,6 +424,9 @@ type Attention struct {
 	// Segments and KeySegments number the documents that queries and keys belong to; a query sees the
 	// keys of its own document only. Both or neither are given.
 	Segments, KeySegments *Value
+	// Documents is how many a sequence has at most, for kernels with tables of documents; 0 if that
+	// is not known.
+	Documents int64
 	// Places and KeyPlaces are the places of queries and keys in the sequence. Without them the first
 	// query and the first key stand at the same place, and the others follow. Both or neither are
 	// given.
@@ -439,7 +442,7 @@ type Attention struct {
 func (b *Builder) Attend(q, k, v *Value, how Attention) *Value {
 	a := map[string]any{"scale": how.Scale, "causal": how.Causal, "in": spelled(how.OperandType),
 		"window": some(max(how.Window, 0)), "softcap": some(max(how.SoftCap, 0)),
-		"placed": how.Places != nil, "plain": how.Plain}
+		"placed": how.Places != nil, "plain": how.Plain, "documents": some(how.Documents)}
 	in := []*Value{q, k, v}
 	if how.Segments != nil {
 		in = append(in, how.Segments, how.KeySegments)

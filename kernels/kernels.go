@@ -128,8 +128,8 @@ func (s *Selector) againstCuDNN(a Attention) string {
 		return fmt.Sprintf("cuDNN wants bf16 or f16, not %s", a.Elem)
 	case a.Head > 256 || a.Head%8 != 0:
 		return fmt.Sprintf("cuDNN wants a head of at most 256 in steps of 8, not %d", a.Head)
-	case a.Documents:
-		return "cuDNN's call has no document mask"
+	case a.Documents && (a.Part || !a.Causal):
+		return "cuDNN's segments are causal, of whole sequences"
 	case a.Part && !a.Ring:
 		return "cuDNN's call takes all queries of a sequence, not one device's shard"
 	case a.Capped:

@@ -1,6 +1,7 @@
 package kernels
 
 import (
+	"cmp"
 	"fmt"
 	"maps"
 	"slices"
@@ -51,15 +52,21 @@ func (s *Selector) Types(precision dtype.DType) (elem, gemm dtype.DType) {
 	return precision, precision
 }
 
-// Documents says whether documents packed into one sequence are masked from each other, and why. So
-// they are wherever attention is never cuDNN's: on a CPU, in f32, and if a plan asks for plain
-// attention.
-func (s *Selector) Documents(precision dtype.DType, plain bool) (bool, string) {
-	if s.arch == "cpu" || plain || precision == dtype.F32 {
-		return true, "attention compares the numbers of documents"
+// Documents says how many documents packed into one sequence are masked from each other, and why:
+// most of them, 0 if the data is not known, or none where cuDNN has no call for it.
+func (s *Selector) Documents(most int64, precision dtype.DType, how plan.CP, plain bool) (int64,
+	string) {
+	most = cmp.Or(most, plannedDocuments)
+	switch {
+	case s.arch == "cpu" || plain || precision == dtype.F32: // whatever the data is
+		return plannedDocuments, "attention compares the numbers of documents"
+	case most == 1:
+		return 0, "a sequence is one document"
+	case how.Size > 1 && !how.AllToAll():
+		return 0, fmt.Sprintf("no document mask with cp.kind %s on GPUs: documents packed into one "+
+			"sequence attend to one another, because a shard's call of cuDNN has none", how.Kind)
 	}
-	return false, "no document mask on GPUs: documents packed into one sequence attend to one " +
-		"another, because XLA's cuDNN attention call has no document mask"
+	return most, fmt.Sprintf("up to %d documents of a sequence are segments of cuDNN's call", most)
 }
 
 // Planned is the attention of a model's layers, with a window or without, in an element type, under

@@ -19,7 +19,7 @@ func TestDocumentsInOneRow(t *testing.T) {
 		f.want = nil // the rows below are their own
 		const first, seq = 4, 11
 		loss := func(rows int64, fill func(set func(name string, row, at int, x int))) float64 {
-			g, err := f.c.Graph(model.Shape{Batch: rows, Seq: seq, Elem: dtype.F32, Documents: true})
+			g, err := f.c.Graph(model.Shape{Batch: rows, Seq: seq, Elem: dtype.F32, Documents: 8})
 			if err != nil {
 				t.Fatal(err)
 			}

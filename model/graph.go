@@ -34,9 +34,9 @@ type Shape struct {
 	MatmulType dtype.DType
 	// PlainAttention asks for attention without a kernel of its own.
 	PlainAttention bool
-	// Documents adds the input segments [B, S]: a sequence may pack several documents, which do not
-	// attend to each other.
-	Documents bool
+	// Documents is how many documents a sequence may pack, which do not attend to each other. More
+	// than one adds the input segments [B, S], which numbers them in each sequence from 0 on.
+	Documents int64
 }
 
 // Graph gives the loss over labels that are not negative, as a graph of ids, labels, positions,
@@ -91,7 +91,7 @@ type maker struct {
 	err  error                // of a body
 
 	matmulType     dtype.DType // of matmul operands, Invalid for elem
-	documents      bool        // a sequence may pack several documents
+	documents      int64       // that a sequence may pack
 	plainAttention bool
 }
 
@@ -119,7 +119,7 @@ func (m *maker) graph(withLoss bool) (*ir.Graph, error) {
 		labels = b.Input(InputLabels, ir.Data, whole, "")
 	}
 	at := tokenInfo{positions: b.Input(InputPositions, ir.Data, whole, "")}
-	if m.documents {
+	if m.documents > 1 {
 		at.segments = b.Input(InputSegments, ir.Data, whole, "")
 	}
 	var share *ir.Value
@@ -176,8 +176,8 @@ func rounded(x float64, elem dtype.DType) float64 {
 // are stacked along the layer dimension, positions and documents are the same in every iteration.
 func (m *maker) repeat(s segment, params []Param, x *ir.Value, at tokenInfo) *ir.Value {
 	body := &maker{c: m.c, b: ir.NewBuilder(s[0].name), elem: m.elem, matmulType: m.matmulType,
-		plainAttention: m.plainAttention,
-		at:             map[string]*ir.Value{}}
+		plainAttention: m.plainAttention, documents: m.documents,
+		at: map[string]*ir.Value{}}
 	y := body.b.Input("x", ir.Data, x.Type, "")
 	var stacks []*ir.Value
 	for _, p := range params {
@@ -243,6 +243,7 @@ func (m *maker) attend(s slot, x *ir.Value, at tokenInfo) (y *ir.Value) {
 		k, v = m.b.Rename(k, ir.Seq, ir.Keys), m.b.Rename(v, ir.Seq, ir.Keys)
 		if at.segments != nil {
 			how.Segments, how.KeySegments = at.segments, m.b.Rename(at.segments, ir.Seq, ir.Keys)
+			how.Documents = m.documents
 		}
 		y = m.linear(m.b.Attend(q, k, v, how), s.name+".o")
 	})

@@ -150,6 +150,14 @@ const (
 // PlainAttention reports whether the plan asks for attention without a kernel of its own.
 func (p *Plan) PlainAttention() bool { return p != nil && p.Attention == plainAttention }
 
+// Context is how the plan shards sequences; a nil plan does not.
+func (p *Plan) Context() CP {
+	if p == nil {
+		return CP{}
+	}
+	return p.CP
+}
+
 // Ahead reports whether a run takes the programs that `deepwell compile` made of the plan, if the
 // cache has them.
 func (p *Plan) Ahead() bool { return p != nil && p.Compile == compileAhead }

@@ -12,6 +12,27 @@ type attentionCase struct {
 	batch, seq, keys, heads, kv, head int
 	window                            int
 	causal                            bool
+	segments                          []segment // packed sequences, if there are any
+}
+
+// A segment is the tokens from start on, in all sequences of a batch one after another.
+type segment struct{ start, length int }
+
+// sees tells whether query i sees key j, both counted through the batch.
+func (c attentionCase) sees(i, j int) bool {
+	if c.segments == nil {
+		if i/c.seq != j/c.keys {
+			return false
+		}
+		i, j = i%c.seq, j%c.keys
+	}
+	in := func(s segment, at int) bool { return s.start <= at && at < s.start+s.length }
+	if c.segments != nil && !slices.ContainsFunc(c.segments, func(s segment) bool {
+		return in(s, i) && in(s, j)
+	}) {
+		return false
+	}
+	return !c.causal || j <= i && (c.window == 0 || j > i-c.window)
 }
 
 const attentionScale = 0.4
@@ -20,6 +41,9 @@ func (c attentionCase) config(grad bool) string {
 	mask := "NO_MASK"
 	if c.causal {
 		mask = "CAUSAL"
+	}
+	if c.segments != nil {
+		mask = "PADDING_" + mask
 	}
 	dims := func(name, lc, rc, lb, rb string) string {
 		return fmt.Sprintf(`"%s_dot_dimension_numbers":{"lhs_contracting_dimensions":["%s"],`+
@@ -33,9 +57,9 @@ func (c attentionCase) config(grad bool) string {
 	}
 	return fmt.Sprintf(`{"cudnn_fmha_backend_config":{"algorithm":{"algo_id":"0"},%s"fmha_scale":%g,`+
 		`"intermediate_tensor_shape":{"dimensions":["%d","%d","%d","%d"],"element_type":"BF16"},`+
-		`"is_flash_attention":true,"mask_type":"%s","max_seg_per_batch":1,"seed":42,`+
+		`"is_flash_attention":true,"mask_type":"%s","max_seg_per_batch":%d,"seed":42,`+
 		`"sliding_window_length":%d}}`, gemms, attentionScale, c.batch, c.heads, c.seq, c.keys, mask,
-		c.window)
+		max(len(c.segments)/c.batch, 1), c.window)
 }
 
 // forward gives O [batch, heads, seq, head] and the log-sum-exp [batch, heads, seq], one row after
@@ -44,21 +68,21 @@ func (c attentionCase) forward(q, k, v []float64) (o, lse []float64) {
 	for b := range c.batch {
 		for h := range c.heads {
 			for i := range c.seq {
-				row, sum, out := make([]float64, c.keys), 0.0, make([]float64, c.head)
+				row, sum, out := make([]float64, c.batch*c.keys), 0.0, make([]float64, c.head)
 				kh := h * c.kv / c.heads
-				for j := range c.keys {
-					if c.causal && (j > i || c.window > 0 && j <= i-c.window) {
+				for j := range row {
+					if !c.sees(b*c.seq+i, j) {
 						continue
 					}
 					for d := range c.head {
-						row[j] += q[((b*c.seq+i)*c.heads+h)*c.head+d] * k[((b*c.keys+j)*c.kv+kh)*c.head+d]
+						row[j] += q[((b*c.seq+i)*c.heads+h)*c.head+d] * k[(j*c.kv+kh)*c.head+d]
 					}
 					row[j] = math.Exp(attentionScale * row[j])
 					sum += row[j]
 				}
-				for j := range c.keys {
+				for j := range row {
 					for d := range c.head {
-						out[d] += row[j] / sum * v[((b*c.keys+j)*c.kv+kh)*c.head+d]
+						out[d] += row[j] / sum * v[(j*c.kv+kh)*c.head+d]
 					}
 				}
 				o, lse = append(o, out...), append(lse, math.Log(sum))
@@ -88,6 +112,10 @@ func attentionExamples() (list []example) {
 		{name: "causal", batch: 2, seq: 6, keys: 6, heads: 4, kv: 2, head: 8, causal: true},
 		{name: "no mask", batch: 1, seq: 4, keys: 6, heads: 2, kv: 2, head: 8},
 		{name: "window", batch: 1, seq: 7, keys: 7, heads: 2, kv: 1, head: 8, causal: true, window: 3},
+		{name: "packed", batch: 2, seq: 6, keys: 6, heads: 4, kv: 2, head: 8, causal: true,
+			segments: []segment{{0, 3}, {8, 4}, {3, 5}, {12, 0}}},
+		{name: "packed window", batch: 1, seq: 7, keys: 7, heads: 2, kv: 1, head: 8, causal: true,
+			window: 3, segments: []segment{{0, 2}, {2, 5}}},
 	} {
 		q := randoms(21, int64(c.batch*c.seq*c.heads*c.head))
 		k := randoms(22, int64(c.batch*c.keys*c.kv*c.head))
@@ -108,24 +136,72 @@ func (c attentionCase) result(t elemType, seq, heads int) *shape {
 
 func (c attentionCase) forwardExample(q, k, v []float64) example {
 	b := newBuilder("attention, " + c.name)
-	stats := arr(typeF32, []int64{int64(c.batch), int64(c.heads), int64(c.seq)})
+	list := []int64{b.param(0, c.operand(typeBF16, c.seq, c.heads)),
+		b.param(1, c.operand(typeBF16, c.keys, c.kv)), b.param(2, c.operand(typeBF16, c.keys, c.kv))}
+	params, packing := c.packing(b, 3)
 	x := b.call("__cudnn$fmhaSoftmax", c.config(false), withWorkspace(typeU8,
-		c.result(typeBF16, c.seq, c.heads), stats), b.param(0, c.operand(typeBF16, c.seq, c.heads)),
-		b.param(1, c.operand(typeBF16, c.keys, c.kv)), b.param(2, c.operand(typeBF16, c.keys, c.kv)))
+		c.result(typeBF16, c.seq, c.heads), c.stats()), append(list, params...)...)
 	o, lse := c.forward(q, k, v)
-	return example{name: b.name, code: b.returns(b.element(x, 0), b.element(x, 1)), args: one(q, k, v),
-		want: one(o, lse), bound: 1e-2}
+	return example{name: b.name, code: b.returns(b.element(x, 0), b.element(x, 1)),
+		args: append(one(q, k, v), packing...), want: one(o, c.placed(lse)), bound: 1e-2}
+}
+
+// stats is the shape of the log-sum-exp.
+func (c attentionCase) stats() *shape {
+	return arr(typeF32, []int64{int64(max(len(c.segments), c.batch)), int64(c.heads), int64(c.seq)})
+}
+
+// placed puts a log-sum-exp [batch, heads, seq] where cuDNN has it: [segment, heads, seq], with NaN
+// behind the end of a segment.
+func (c attentionCase) placed(lse []float64) (list []float64) {
+	for _, s := range c.segments {
+		for h := range c.heads {
+			for i := range c.seq {
+				x := math.NaN()
+				if at := s.start + i; i < s.length {
+					x = lse[(at/c.seq*c.heads+h)*c.seq+at%c.seq]
+				}
+				list = append(list, x)
+			}
+		}
+	}
+	if list == nil {
+		return lse
+	}
+	return list
+}
+
+// packing are the operands of packed sequences, from a parameter on, and their values: lengths of
+// queries and keys, offsets of queries and keys.
+func (c attentionCase) packing(b *builder, from int64) (params []int64, values [][][]float64) {
+	if c.segments == nil {
+		return nil, nil
+	}
+	lists := make([][]float64, 4)
+	for _, s := range append(c.segments, segment{start: c.batch * c.seq}) {
+		for i, heads := range []int{c.heads, c.kv} {
+			lists[i] = append(lists[i], float64(s.length))
+			lists[2+i] = append(lists[2+i], float64(s.start*heads*c.head))
+		}
+	}
+	for i, list := range lists {
+		list = list[:len(c.segments)+i/2]
+		params = append(params, b.param(from+int64(i), arr(typeS32, []int64{int64(len(list))})))
+		values = append(values, [][]float64{list})
+	}
+	return params, values
 }
 
 // backwardExample has the gradients of the sum of O · dO by finite differences.
 func (c attentionCase) backwardExample(q, k, v []float64) example {
 	b := newBuilder("attention gradient, " + c.name)
-	stats := arr(typeF32, []int64{int64(c.batch), int64(c.heads), int64(c.seq)})
 	queries, keys := c.operand(typeF32, c.seq, c.heads), c.operand(typeF32, c.keys, c.kv)
+	list := []int64{b.param(0, queries), b.param(1, keys), b.param(2, keys), b.param(3, c.stats()),
+		b.param(4, queries), b.param(5, queries)}
+	params, packing := c.packing(b, 6)
 	x := b.call("__cudnn$fmhaSoftmaxBackward", c.config(true), withWorkspace(typeU8,
 		c.result(typeF32, c.seq, c.heads), c.result(typeF32, c.keys, c.kv),
-		c.result(typeF32, c.keys, c.kv)), b.param(0, queries), b.param(1, keys), b.param(2, keys),
-		b.param(3, stats), b.param(4, queries), b.param(5, queries))
+		c.result(typeF32, c.keys, c.kv)), append(list, params...)...)
 	o, lse := c.forward(q, k, v)
 	do := randoms(24, int64(len(q))) // in the order of O
 	var grads [][]float64
@@ -151,6 +227,6 @@ func (c attentionCase) backwardExample(q, k, v []float64) example {
 		swapHeads(grads[2], c.batch, c.keys, c.kv, c.head))
 	back := func(x []float64) []float64 { return swapHeads(x, c.batch, c.heads, c.seq, c.head) }
 	return example{name: b.name, bound: 1e-4, want: want,
-		args: one(slices.Clone(q), k, v, lse, back(do), back(o)),
+		args: append(one(slices.Clone(q), k, v, c.placed(lse), back(do), back(o)), packing...),
 		code: b.returns(b.element(x, 0), b.element(x, 1), b.element(x, 2))}
 }

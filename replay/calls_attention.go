@@ -44,19 +44,23 @@ type attentionScores struct {
 // readAttention reads the configuration of a call that must have this number of operands.
 func (w *writer) readAttention(s *site, operands int) (g attentionConfig) {
 	w.readConfig(s, "cudnn_fmha_backend_config", &g)
+	packed := g.Segments > 1
+	if packed {
+		operands += 4 // lengths and offsets of the segments of queries and of keys
+	}
 	switch {
-	case g.Mask != "CAUSAL" && g.Mask != "NO_MASK":
-		w.refuse(diag.ReplayCall, "%s has the mask %s", s.target, g.Mask)
-	case g.Dropout != 0 || g.Paged || g.Segments > 1 || g.OldCausal:
-		w.refuse(diag.ReplayCall, "%s has dropout, pages, packed sequences or an old mask", s.target)
-	case g.Window < 0 || g.Window > 0 && g.Mask != "CAUSAL":
+	case packed && g.Mask != "PADDING_CAUSAL", !packed && g.Mask != "CAUSAL" && g.Mask != "NO_MASK":
+		w.refuse(diag.ReplayCall, "%s has the mask %s and %d segments", s.target, g.Mask, g.Segments)
+	case g.Dropout != 0 || g.Paged || g.OldCausal:
+		w.refuse(diag.ReplayCall, "%s has dropout, pages or an old mask", s.target)
+	case g.Window < 0 || g.Window > 0 && g.Mask == "NO_MASK":
 		w.refuse(diag.ReplayCall, "%s has a window of %d and the mask %s", s.target, g.Window, g.Mask)
 	case len(s.values) != operands:
 		w.refuse(diag.ReplayCall, "%s has %d operands, of which replay knows %d: bias, sequence "+
 			"lengths and offsets have no rule", s.target, len(s.values), operands)
 	}
-	for _, v := range s.values {
-		if len(v.shape.dims) != 3 && len(v.shape.dims) != 4 {
+	for i, v := range s.values {
+		if n := len(v.shape.dims); n != 3 && n != 4 && (n != 1 || !packed || i < operands-4) {
 			w.refuse(diag.ReplayCall, "%s has an operand of dimensions %v", s.target, v.shape.dims)
 		}
 	}
@@ -154,19 +158,30 @@ func (w *writer) attention(s *site) []*value {
 	q := w.headFirst(s.values[0], w.placeOf(s, g.ScoresOf, 0, true))
 	k := w.headFirst(s.values[1], w.placeOf(s, g.ScoresOf, 1, true))
 	v := w.headFirst(s.values[2], w.placeOf(s, g.OutputOf, 1, false))
-	heads := q.shape.dims[1]
-	x := w.scores(s, q, w.repeated(s, k, heads), g)
+	o, lse := (*value)(nil), (*value)(nil)
+	if g.Segments > 1 {
+		p := w.packing(s, g, q, k)
+		o, lse = w.softmaxed(s, p.flat(q), p.flat(v), p.scores(s, p.flat(q), p.flat(k)))
+		o, lse = p.unflat(o, 0), p.statistics(lse)
+	} else {
+		o, lse = w.softmaxed(s, q, v, w.scores(s, q, w.repeated(s, k, q.shape.dims[1]), g))
+	}
+	out := []*value{w.convert(o, s.shape.results()[0].typ)}
+	if len(s.shape.results()) > 2 {
+		out = append(out, lse)
+	}
+	return out
+}
+
+// softmaxed is O and the log-sum-exp of masked scores.
+func (w *writer) softmaxed(s *site, q, v, x *value) (o, lse *value) {
 	dims := x.shape.dims
 	top := w.reduce(x, "maximum", -3e38, 3)
 	e := w.elementwise("exponential", w.elementwise("subtract", x, w.broadcast(top, dims, 0, 1, 2)))
 	sum := w.reduce(e, "add", 0, 3)
 	p := w.elementwise("divide", e, w.broadcast(sum, dims, 0, 1, 2))
-	o := w.perHead(w.convert(p, q.shape.typ), w.repeated(s, v, heads), 3, 2)
-	out := []*value{w.convert(o, s.shape.results()[0].typ)}
-	if len(s.shape.results()) > 2 {
-		out = append(out, w.elementwise("add", top, w.elementwise("log", sum)))
-	}
-	return out
+	o = w.perHead(w.convert(p, q.shape.typ), w.repeated(s, v, q.shape.dims[1]), 3, 2)
+	return o, w.elementwise("add", top, w.elementwise("log", sum))
 }
 
 // attentionGrad rewrites the gradient: dQ, dK and dV from Q, K, V, the log-sum-exp, dO and O.
@@ -180,28 +195,44 @@ func (w *writer) attentionGrad(s *site) []*value {
 		w.refuse(diag.ReplayConfig, "%s reads dO in two ways", s.target)
 	}
 	do, o := w.headFirst(s.values[4], outPlace), w.headFirst(s.values[5], outPlace)
-	heads, keyHeads, typ := q.shape.dims[1], k.shape.dims[1], q.shape.typ
-	kAll, vAll := w.repeated(s, k, heads), w.repeated(s, v, heads)
-	x := w.scores(s, q, kAll, g)
-	dims := x.shape.dims
-	if !slices.Equal(s.values[3].shape.dims, dims[:3]) {
-		w.refuse(diag.ReplayCall, "%s has a log-sum-exp %v", s.target, s.values[3].shape.dims)
+	var grads []*value
+	if g.Segments > 1 {
+		p := w.packing(s, g, q, k)
+		x := p.scores(s, p.flat(q), p.flat(k))
+		grads = w.gradients(s, g, []*value{p.flat(q), p.flat(k), p.flat(v), p.flat(do), p.flat(o)}, x,
+			p.perToken(s, s.values[3]))
+		for i := range grads {
+			grads[i] = p.unflat(grads[i], min(i, 1))
+		}
+	} else {
+		x := w.scores(s, q, w.repeated(s, k, q.shape.dims[1]), g)
+		if !slices.Equal(s.values[3].shape.dims, x.shape.dims[:3]) {
+			w.refuse(diag.ReplayCall, "%s has a log-sum-exp %v", s.target, s.values[3].shape.dims)
+		}
+		grads = w.gradients(s, g, []*value{q, k, v, do, o}, x, s.values[3])
 	}
-	p := w.elementwise("exponential", w.elementwise("subtract", x,
-		w.broadcast(s.values[3], dims, 0, 1, 2)))
-	dp := w.perHead(do, vAll, 3, 3)
-	inner := w.reduce(w.elementwise("multiply", w.convert(do, typeF32), w.convert(o, typeF32)), "add",
-		0, 3)
-	ds := w.elementwise("multiply", p, w.elementwise("subtract", dp,
-		w.broadcast(inner, dims, 0, 1, 2)))
-	ds = w.convert(w.elementwise("multiply", ds, w.full(typeF32, dims, g.Scale)), typ)
-	grads := []*value{w.perHead(ds, kAll, 3, 2),
-		w.folded(w.perHead(ds, q, 2, 2), keyHeads),
-		w.folded(w.perHead(w.convert(p, typ), do, 2, 2), v.shape.dims[1])}
 	for i, x := range grads {
 		if i < len(s.shape.results()) {
 			grads[i] = w.convert(x, s.shape.results()[i].typ)
 		}
 	}
 	return grads
+}
+
+// gradients are dQ, dK and dV from Q, K, V, dO and O, masked scores and their log-sum-exp.
+func (w *writer) gradients(s *site, g attentionConfig, in []*value, x, lse *value) []*value {
+	q, k, v, do, o := in[0], in[1], in[2], in[3], in[4]
+	heads, keyHeads, typ := q.shape.dims[1], k.shape.dims[1], q.shape.typ
+	kAll, vAll := w.repeated(s, k, heads), w.repeated(s, v, heads)
+	dims := x.shape.dims
+	p := w.elementwise("exponential", w.elementwise("subtract", x, w.broadcast(lse, dims, 0, 1, 2)))
+	dp := w.perHead(do, vAll, 3, 3)
+	inner := w.reduce(w.elementwise("multiply", w.convert(do, typeF32), w.convert(o, typeF32)), "add",
+		0, 3)
+	ds := w.elementwise("multiply", p, w.elementwise("subtract", dp,
+		w.broadcast(inner, dims, 0, 1, 2)))
+	ds = w.convert(w.elementwise("multiply", ds, w.full(typeF32, dims, g.Scale)), typ)
+	return []*value{w.perHead(ds, kAll, 3, 2),
+		w.folded(w.perHead(ds, q, 2, 2), keyHeads),
+		w.folded(w.perHead(w.convert(p, typ), do, 2, 2), v.shape.dims[1])}
 }

@@ -30,8 +30,12 @@ func Conventions() []Convention {
 			"[batch, heads, seq, head], and query head h reads key head h·K/H.", attention[:1]},
 		{"attention-mask", "CAUSAL lets query i see the keys up to i; a sliding window of w leaves the " +
 			"last w of them, and 0 is no window.", attention},
+		{"attention-segments", "With several segments a sequence, further operands are their lengths " +
+			"and offsets, of queries and of keys: offsets count elements of the flat operand, K and V " +
+			"have the same, a causal mask begins anew in each segment, and tokens of no segment are " +
+			"neither read nor written.", attention},
 		{"log-sum-exp", "The statistic between forward and backward pass is the natural logarithm of " +
-			"the sum of exp(scale·Q·Kᵀ), float32 [batch, heads, seq].", attention},
+			"the sum of exp(scale·Q·Kᵀ), float32 [batch, heads, seq], or [segment, heads, seq].", attention},
 		{"attention-grad", "The gradient's operands are Q, K, V, log-sum-exp, dO and O; its results " +
 			"are dQ, dK and dV with heads before the sequence.", attention[1:]},
 		{"allocate-buffer", "AllocateBuffer returns memory of any contents.",

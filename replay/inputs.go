@@ -6,6 +6,7 @@ import (
 	"hash/fnv"
 	"math"
 	"math/rand/v2"
+	"slices"
 	"strings"
 
 	"github.com/deepwell/deepwell/diag"
@@ -152,9 +153,9 @@ func (f filler) batch(a program.Array, draw *rand.Rand) func(at int64) float64 {
 	case model.InputPositions:
 		seq := a.Global.Dims[len(a.Global.Dims)-1]
 		return func(at int64) float64 { return float64(at % seq) }
-	case model.InputSegments: // three documents in each sequence
-		seq := a.Global.Dims[len(a.Global.Dims)-1]
-		return func(at int64) float64 { return float64(at % seq * 3 / seq) }
+	case model.InputSegments:
+		numbers := documents(a.Global.Dims[len(a.Global.Dims)-1])
+		return func(at int64) float64 { return float64(numbers[at%int64(len(numbers))]) }
 	case ir.InputRows:
 		return func(at int64) float64 { return float64(at) }
 	case ir.InputNoise:
@@ -163,6 +164,21 @@ func (f filler) batch(a program.Array, draw *rand.Rand) func(at int64) float64 {
 		return func(int64) float64 { return 1.0 / 1024 }
 	}
 	return nil
+}
+
+// documents numbers the documents of a sequence: one half of it, a quarter, and short ones, which
+// kernels may treat apart from long ones.
+func documents(seq int64) (numbers []int64) {
+	const short = 5
+	for n, left := int64(0), seq; left > 0; n++ {
+		length := min(max(seq>>(n+1), short), left)
+		if n > 1 {
+			length = min(short, left)
+		}
+		numbers = append(numbers, slices.Repeat([]int64{n}, int(length))...)
+		left -= length
+	}
+	return numbers
 }
 
 // An index walks over the elements of a shard and gives their places in the flattened global array.

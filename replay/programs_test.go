@@ -175,10 +175,13 @@ func (x example) distance(got [][][]float64) (worst float64, where string) {
 	return worst, where
 }
 
-// relative is the Frobenius norm of a difference over the norm of what is wanted.
+// relative is the Frobenius norm of a difference over the norm of what is wanted; NaN is NaN.
 func relative(got, want []float64) float64 {
 	var d, n float64
 	for i := range want {
+		if math.IsNaN(got[i]) && math.IsNaN(want[i]) {
+			continue // what is not computed
+		}
 		d += (got[i] - want[i]) * (got[i] - want[i])
 		n += want[i] * want[i]
 	}

@@ -66,7 +66,7 @@ func refusedPrograms() map[string]struct {
 		"scales":    {call("__cudnn$blockScaledDot", "", 4, tup(s, s)), diag.ReplayCall, "scales of f32"},
 		"mask":      {call("__cudnn$fmhaSoftmax", strings.Replace(fmha, "CAUSAL", "PADDING_CAUSAL", 1), 3, s), diag.ReplayCall, "PADDING_CAUSAL"},
 		"dropout":   {call("__cudnn$fmhaSoftmax", strings.Replace(fmha, `"seed"`, `"dropout_rate":0.1,"seed"`, 1), 3, s), diag.ReplayCall, "dropout"},
-		"packed":    {call("__cudnn$fmhaSoftmax", strings.Replace(fmha, `batch":1`, `batch":3`, 1), 3, s), diag.ReplayCall, "packed sequences"},
+		"packed":    {call("__cudnn$fmhaSoftmax", strings.Replace(fmha, `batch":1`, `batch":3`, 1), 3, s), diag.ReplayCall, "3 segments"},
 		"lengths":   {call("__cudnn$fmhaSoftmax", fmha, 5, s), diag.ReplayCall, "sequence lengths"},
 		"window":    {call("__cudnn$fmhaSoftmax", strings.Replace(strings.Replace(fmha, "CAUSAL", "NO_MASK", 1), `length":0`, `length":2`, 1), 3, s), diag.ReplayCall, "window of 2"},
 

@@ -245,7 +245,7 @@ func TestRingsWithoutMasksOnTheEngine(t *testing.T) {
 }
 
 func onTheEngine(t *testing.T, e *engine.Engine, c *model.Config, o optim.Optimizer, rows []mesh) {
-	documents := c.Arch == "llama"
+	documents := map[string]int64{"llama": 8}[c.Arch]
 	g, err := c.Graph(model.Shape{Batch: batch, Seq: seq, Elem: dtype.F32, Documents: documents})
 	if err != nil {
 		t.Fatal(err)

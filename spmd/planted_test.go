@@ -20,7 +20,7 @@ import (
 func planted(t *testing.T) (*model.Config, *ir.Graph, *plan.Plan) {
 	t.Helper()
 	c := shapes()["llama"]
-	g, err := c.Graph(model.Shape{Batch: batch, Seq: seq, Elem: dtype.F32, Documents: true})
+	g, err := c.Graph(model.Shape{Batch: batch, Seq: seq, Elem: dtype.F32, Documents: 8})
 	if err != nil {
 		t.Fatal(err)
 	}

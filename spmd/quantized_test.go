@@ -32,7 +32,7 @@ func blocky(hidden, layers int64) *model.Config {
 // marked gives the loss of a model with quantized GEMMs in all of its layers, which are a loop
 // or one by one.
 func marked(c *model.Config, p *plan.Plan, elem dtype.DType, unrolled bool) (*ir.Graph, error) {
-	g, err := c.Graph(model.Shape{Batch: p.MicrobatchSequences(), Seq: p.Seq, Elem: elem, Documents: true})
+	g, err := c.Graph(model.Shape{Batch: p.MicrobatchSequences(), Seq: p.Seq, Elem: elem, Documents: 8})
 	if err != nil {
 		return nil, err
 	}

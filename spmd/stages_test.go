@@ -30,7 +30,7 @@ func TestStagesAgreeWithOneDevice(t *testing.T) {
 		if row.model == "gemma2" { // two kinds of layers, one after the other
 			row.counts = []int64{1, 1}
 		}
-		g, err := c.Graph(model.Shape{Batch: batch, Seq: seq, Elem: dtype.F32, Documents: true})
+		g, err := c.Graph(model.Shape{Batch: batch, Seq: seq, Elem: dtype.F32, Documents: 8})
 		if err != nil {
 			t.Fatal(err)
 		}

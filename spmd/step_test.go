@@ -47,8 +47,8 @@ func step(t *testing.T, shape model.Shape, parts int, unroll bool) *graphs {
 func TestPartsAddUp(t *testing.T) {
 	const rows, seq = 3, 5
 	for _, unroll := range []bool{false, true} {
-		whole := step(t, model.Shape{Batch: rows, Seq: seq, Elem: dtype.F32, Documents: true}, 1, unroll)
-		parts := step(t, model.Shape{Batch: 1, Seq: seq, Elem: dtype.F32, Documents: true}, rows, unroll)
+		whole := step(t, model.Shape{Batch: rows, Seq: seq, Elem: dtype.F32, Documents: 8}, 1, unroll)
+		parts := step(t, model.Shape{Batch: 1, Seq: seq, Elem: dtype.F32, Documents: 8}, rows, unroll)
 		r := rand.New(rand.NewPCG(1, 2))
 		params, rest := map[string][]*eval.Array{}, map[string][]*eval.Array{}
 		for _, v := range whole.Gradient.Inputs {

@@ -30,6 +30,8 @@ type Spec struct {
 	Arch   string
 	Plan   *plan.Plan        // nil is one device
 	Policy *precision.Policy // nil is the recipe's
+	// Documents is how many documents a sequence of the data has at most; 0 is not known.
+	Documents int64
 
 	// Optimizer replaces the recipe's. Edit rewrites the graph of the loss before it is sharded, as
 	// tests do to inject faults. Both may be nil.
@@ -112,8 +114,9 @@ func (b *builder) check() error {
 	b.Shape = model.Shape{Batch: int64(r.Microbatch), Seq: int64(r.Seq),
 		PlainAttention: b.Spec.Plan.PlainAttention()}
 	// Whether attention stays within the documents of a packed sequence depends on the kernel.
-	apart, why := b.kernels.Documents(r.Precision, b.Shape.PlainAttention)
-	if b.Shape.Documents = apart; apart {
+	apart, why := b.kernels.Documents(b.Spec.Documents, r.Precision, b.Spec.Plan.Context(),
+		b.Shape.PlainAttention)
+	if b.Shape.Documents = apart; apart > 0 || b.Spec.Documents == 1 {
 		b.Notes = append(b.Notes, why)
 	} else {
 		b.Warnings = append(b.Warnings, why)

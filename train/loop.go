@@ -320,6 +320,9 @@ func (t *Trainer) checkBatch(b *data.Batch, sequences int) (*data.Batch, error) 
 				Try("IDs, Labels, Positions and Segments have Sequences·Seq elements each")
 		}
 	}
+	if err := t.checkDocuments(b); err != nil {
+		return nil, err
+	}
 	counted := *b
 	counted.Count = 0
 	vocab := t.opts.Model.Facts().Vocab
@@ -344,6 +347,27 @@ func (t *Trainer) checkBatch(b *data.Batch, sequences int) (*data.Batch, error) 
 	}
 	counted.Total = counted.Count // the trainer reads whole batches
 	return &counted, nil
+}
+
+// checkDocuments refuses document numbers of another kind than a loader gives, and more documents
+// than attention has room for, which would attend to nothing.
+func (t *Trainer) checkDocuments(b *data.Batch) error {
+	most := t.programs.Shape.Documents
+	for i, n := range b.Segments {
+		before := int32(-1)
+		if i%b.Seq > 0 {
+			before = b.Segments[i-1]
+		}
+		switch {
+		case n != before+1 && (n != before || before < 0):
+			return outside(i, b.Seq, "is of document %d, behind document %d", n, before).
+				Try("Segments count the documents of each sequence from 0 on")
+		case most > 1 && t.opts.Engine.Arch() != "cpu" && int64(n) >= most:
+			return outside(i, b.Seq, "is of document %d, and attention has room for %d", n, most).
+				Try("a Documents method of the dataset that says how many a sequence has")
+		}
+	}
+	return nil
 }
 
 // outside is an error of one token of a batch.

@@ -28,7 +28,7 @@ import (
 // sees the sequences that it would have seen. The trainer calls Take from a goroutine of its own, a
 // batch ahead of the devices, and never twice at the same time.
 //
-// A Dataset may also be a [Digester], a [ReadyChecker] and an [Adopter].
+// A Dataset may also be a [Digester], a [DocumentCounter], a [ReadyChecker] and an [Adopter].
 type Dataset interface {
 	// Take returns the next sequences after a position, and the position behind them. A position
 	// without entries, or nil, is the beginning. rank and ranks select the share of one data-parallel
@@ -48,6 +48,13 @@ type Dataset interface {
 // with another digest. Without the method, nobody notices that the data has changed.
 type Digester interface {
 	Digest() string
+}
+
+// A DocumentCounter is a [Dataset] or an [EvalSource] that knows how many documents its sequences
+// pack at most, for the tables that attention has of them on GPUs. Without the method they have room
+// for 64, and a batch with more is refused.
+type DocumentCounter interface {
+	Documents() int64
 }
 
 // A ReadyChecker is a [Dataset] that can be unfit for a new run although it can continue an old
@@ -216,8 +223,21 @@ func (o Options) complete() (Options, error) {
 	}
 	var err error
 	o.Programs, err = step.Build(step.Spec{Model: o.Model, Recipe: o.Recipe, Arch: o.Engine.Arch(),
-		Plan: o.Plan})
+		Plan: o.Plan, Documents: o.documents()})
 	return o, err
+}
+
+// documents is how many documents a sequence has at most, 0 if the data does not say.
+func (o *Options) documents() (most int64) {
+	for _, source := range []any{o.Data, o.Eval} {
+		switch counted, ok := source.(DocumentCounter); {
+		case ok:
+			most = max(most, counted.Documents())
+		case source != nil:
+			return 0
+		}
+	}
+	return most
 }
 
 // isNil reports whether there is no model, also as a nil pointer.

@@ -77,13 +77,14 @@ func (c *compiler) close() {
 	}
 }
 
-// write makes the programs of a combination as deepwell compile does.
+// write makes the programs of a combination as deepwell compile does, but for one document in each
+// sequence.
 func write(c combination) (*step.Programs, machine.Cluster, error) {
 	cluster, err := machine.ParseCluster(c.plan.Cluster)
 	if err != nil {
 		return nil, cluster, err
 	}
-	p, err := step.Build(step.Spec{Model: c.config, Recipe: step.RecipeOf(c.plan),
+	p, err := step.Build(step.Spec{Model: c.config, Documents: 1, Recipe: step.RecipeOf(c.plan),
 		Arch: cluster.Arch(), Plan: c.plan})
 	return p, cluster, err
 }

@@ -92,7 +92,7 @@ type tap struct {
 
 // tapped builds the gradient of the model with the arguments of its weights' gradients as results.
 func tapped(job parity.Job, rows int) (*ir.Graph, []tap, error) {
-	shape := model.Shape{Batch: int64(rows), Seq: int64(job.Recipe.Seq), Documents: true}
+	shape := model.Shape{Batch: int64(rows), Seq: int64(job.Recipe.Seq), Documents: 8}
 	shape.Elem, shape.MatmulType = kernels.For("cpu").Types(job.Recipe.Precision)
 	g, err := job.Config.Graph(shape)
 	if err != nil {

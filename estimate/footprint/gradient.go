@@ -311,10 +311,11 @@ func (g *gradient) backwardSet(weights int64) int64 {
 	default:
 		n += 8 * flow
 	}
-	scores := int64(0)
-	if g.plain() { // and exponentials in f32, with their gradients; both are rounded for GEMMs
-		scores = 12*g.s.scores + 8*flow
+	scores := g.s.packed // cuDNN's workspace
+	if g.plain() {       // and exponentials in f32, with their gradients; both are rounded for GEMMs
+		scores = 12 * g.s.scores
 	}
+	scores += 8 * flow
 	if g.plan.TP.Overlap {
 		n, scores = n*3/5, scores*3/5
 	}

@@ -60,6 +60,7 @@ type sizes struct {
 	// The residual stream between layers, the same after tp's gather, one MLP activation, the logits;
 	// and the number of attention scores.
 	flow, whole, mlp, logits, scores int64
+	packed                           int64 // workspace of attention that keeps documents apart
 	attention                        *ir.Op
 	vocab                            int64 // columns of the head on a device
 	// Bytes that an iteration of each loop saves of a microbatch for backward.
@@ -88,6 +89,9 @@ func (p *Predictor) sizes(pl *plan.Plan) (*sizes, error) {
 		s.attention, s.scores = a.Op, halves*a.Batch*a.M*a.N
 		if cut.Kind == "ring" {
 			s.scores /= cut.CP
+		}
+		if a.Op.Attrs.Int("documents") > 0 {
+			s.packed = halves * p.set.PackedWorkspace(a.Op.In[0].Type.Shape().Elements())
 		}
 	}
 	if bill.Head.Head != nil {

@@ -50,12 +50,17 @@ func newMatmul(lc, rc, lb, rb string) matmul {
 // config spells a call's backend config as MLIR wants it: JSON inside a string. Field names come
 // from CudnnfMHABackendConfig in XLA's backend_configs.proto; tuning knobs 17 and 24 are XLA's
 // defaults for flash attention.
-func (w writer) config(op *ir.Op, gemms map[string]matmul) string {
+//
+// With packed segments, several of each sequence, a causal mask begins anew in each of them.
+func (w writer) config(op *ir.Op, segments int64, gemms map[string]matmul) string {
 	q, k := op.In[0].Type, op.In[1].Type
 	text := func(n int64) string { return strconv.FormatInt(n, 10) }
 	mask := "NO_MASK"
 	if op.Attrs.Bool("causal") {
 		mask = "CAUSAL"
+	}
+	if segments > 1 {
+		mask = "PADDING_" + mask
 	}
 	element := map[dtype.DType]string{dtype.BF16: "BF16", dtype.F16: "F16"}[q.Elem]
 	fmha := map[string]any{
@@ -66,7 +71,7 @@ func (w writer) config(op *ir.Op, gemms map[string]matmul) string {
 			"dimensions": []string{text(q.Dims[0].Size), text(q.Size(ir.Heads)), text(q.Size(ir.Seq)),
 				text(k.Size(ir.Keys))},
 			"layout": map[string]any{"minor_to_major": []string{"3", "2", "1", "0"}}},
-		"is_flash_attention": true, "mask_type": mask, "max_seg_per_batch": 1, "seed": 42,
+		"is_flash_attention": true, "mask_type": mask, "max_seg_per_batch": segments, "seed": 42,
 		"sliding_window_length": op.Attrs.Int("window"),
 	}
 	for name, p := range gemms {
@@ -107,37 +112,62 @@ func (w writer) call(target, config string, in []val, inLayouts []string, out []
 // cudnnAttention prints flash attention: O [batch, seq, heads, head] and the log-sum-exp [batch,
 // seq, heads].
 func cudnnAttention(w writer, op *ir.Op, in []val) []val {
-	config := w.config(op, map[string]matmul{
-		"bmm1_dot_dimension_numbers": newMatmul("3", "3", "2", "2"),
-		"bmm2_dot_dimension_numbers": newMatmul("3", "1", "1", "2"),
-	})
-	return w.fmha("__cudnn$fmhaSoftmax", config, op, in, []string{rowMajor4, rowMajor4, rowMajor4},
-		[]string{headFirst, rowMajor3})
-}
-
-// fmha calls cuDNN, whose results have heads before the sequence, and transposes them back; the
-// stated layouts make that free.
-func (w writer) fmha(target, config string, op *ir.Op, in []val, inLayouts,
-	outLayouts []string) []val {
-	types := lists.Map(op.Out, func(v *ir.Value) ir.Type { return headsFirst(v.Type) })
-	out := w.call(target, config, in, inLayouts, types, outLayouts)
-	for i := range out {
-		out[i] = w.Transpose(out[i], ir.Names(op.Out[i].Type.Dims))
+	if documents, _ := op.MaskArgs(); len(documents) > 0 {
+		return w.pack(op, in[3]).attention(op, in[:3])
 	}
+	out := w.attend(op, in, 1)
+	out[1] = w.Transpose(out[1], ir.Names(op.Out[1].Type.Dims))
 	return out
 }
 
-// cudnnAttentionGrad prints dQ, dK and dV from Q, K, V, the log-sum-exp, dO and O.
+// attend calls cuDNN with Q, K and V and, if they are packed, the lengths and offsets of segments.
+// It gives O as the operation has it and the log-sum-exp [batch, heads, seq], or
+// [segment, heads, seq].
+func (w writer) attend(op *ir.Op, in []val, segments int64) []val {
+	config := w.config(op, segments, map[string]matmul{
+		"bmm1_dot_dimension_numbers": newMatmul("3", "3", "2", "2"),
+		"bmm2_dot_dimension_numbers": newMatmul("3", "1", "1", "2"),
+	})
+	stat := headsFirst(op.Out[1].Type)
+	stat.Dims[0].Size *= segments
+	out := w.call("__cudnn$fmhaSoftmax", config, in, layouts(in),
+		[]ir.Type{headsFirst(op.Out[0].Type), stat}, []string{headFirst, rowMajor3})
+	out[0] = w.Transpose(out[0], ir.Names(op.Out[0].Type.Dims))
+	return out
+}
+
+// layouts are the layouts of operands, all row-major.
+func layouts(in []val) []string {
+	return lists.Map(in, func(v val) string {
+		return map[int]string{1: rowMajor1, 3: rowMajor3, 4: rowMajor4}[len(v.Type.Dims)]
+	})
+}
+
+// cudnnAttentionGrad prints dQ, dK and dV from Q, K, V, O, the log-sum-exp and dO.
 func cudnnAttentionGrad(w writer, op *ir.Op, in []val) []val {
-	config := w.config(op, map[string]matmul{
+	if documents, _ := op.MaskArgs(); len(documents) > 0 {
+		return w.pack(op, in[6]).attentionGrad(op, in[:6])
+	}
+	q, k, v, o, do := in[0], in[1], in[2], in[3], in[5]
+	stat := w.Transpose(in[4], ir.Names(headsFirst(in[4].Type).Dims))
+	return w.attendGrad(op, []val{q, k, v, stat, do, o}, 1)
+}
+
+// attendGrad calls cuDNN with Q, K, V, the log-sum-exp as attend gives it, dO and O and, if they
+// are packed, the lengths and offsets of segments.
+func (w writer) attendGrad(op *ir.Op, in []val, segments int64) []val {
+	config := w.config(op, segments, map[string]matmul{
 		"bmm1_grad_gemm1_dot_dimension_numbers": newMatmul("2", "1", "1", "2"),
 		"bmm1_grad_gemm2_dot_dimension_numbers": newMatmul("3", "1", "1", "2"),
 		"bmm2_grad_gemm1_dot_dimension_numbers": newMatmul("2", "1", "1", "2"),
 		"bmm2_grad_gemm2_dot_dimension_numbers": newMatmul("3", "3", "2", "2"),
 	})
-	q, k, v, o, do := in[0], in[1], in[2], in[3], in[5]
-	stat := w.Transpose(in[4], ir.Names(headsFirst(in[4].Type).Dims))
-	return w.fmha("__cudnn$fmhaSoftmaxBackward", config, op, []val{q, k, v, stat, do, o},
-		[]string{rowMajor4, rowMajor4, rowMajor4, rowMajor3, rowMajor4, rowMajor4},
+	// cuDNN's results have heads before the sequence; the stated layouts make the transposes free.
+	types := lists.Map(op.Out, func(v *ir.Value) ir.Type { return headsFirst(v.Type) })
+	out := w.call("__cudnn$fmhaSoftmaxBackward", config, in, layouts(in), types,
 		[]string{headFirst, headFirst, headFirst})
+	for i := range out {
+		out[i] = w.Transpose(out[i], ir.Names(op.Out[i].Type.Dims))
+	}
+	return out
 }

@@ -345,13 +345,22 @@ func (w *Writer) columnOfIDs(ids Val) Val {
 
 // embedding gathers rows of a table [vocab, embed].
 func embedding(w *Writer, op *ir.Op, in []Val) []Val {
-	table, width := in[1], in[1].Type.Dims[1]
-	ids := w.columnOfIDs(in[0])
-	t := ir.Type{Elem: table.Type.Elem, Dims: []ir.Dim{ids.Type.Dims[0], width}}
-	rows := w.Apply(t, `"stablehlo.gather"(`, fmt.Sprintf(`) {dimension_numbers = #stablehlo.gather<`+
-		`offset_dims = [1], collapsed_slice_dims = [0], start_index_map = [0], index_vector_dim = 1>, `+
-		`slice_sizes = array<i64: 1, %d>}`, width.Size), table, ids)
-	return []Val{w.Reshape(rows, op.Out[0].Type)}
+	return []Val{w.Reshape(w.Rows(in[1], in[0]), op.Out[0].Type)}
+}
+
+// Rows gathers rows of a table [n, width] or elements of a table [n] by their indices: [ids, width]
+// or [ids], where ids has all dimensions of the indices.
+func (w *Writer) Rows(table, indices Val) Val {
+	ids := w.columnOfIDs(indices)
+	t := ir.Type{Elem: table.Type.Elem, Dims: append(slices.Clone(ids.Type.Dims[:1]),
+		table.Type.Dims[1:]...)}
+	sizes, offsets := "1", ""
+	if len(table.Type.Dims) > 1 {
+		sizes, offsets = fmt.Sprintf("1, %d", table.Type.Dims[1].Size), "offset_dims = [1], "
+	}
+	return w.Apply(t, `"stablehlo.gather"(`, fmt.Sprintf(`) {dimension_numbers = #stablehlo.gather<`+
+		`%scollapsed_slice_dims = [0], start_index_map = [0], index_vector_dim = 1>, `+
+		`slice_sizes = array<i64: %s>}`, offsets, sizes), table, ids)
 }
 
 // embeddingDW scatter-adds gradients of equal ids into a table of zeros.
