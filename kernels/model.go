@@ -59,7 +59,7 @@ func (s *Selector) Documents(most int64, precision dtype.DType, how plan.CP, pla
 	most = cmp.Or(most, plannedDocuments)
 	switch {
 	case s.arch == "cpu" || plain || precision == dtype.F32: // whatever the data is
-		return plannedDocuments, "attention compares the numbers of documents"
+		return anyDocuments, "attention compares the numbers of documents"
 	case most == 1:
 		return 0, "a sequence is one document"
 	case how.Size > 1 && !how.AllToAll():

@@ -56,6 +56,7 @@ func (r reader) fields(p *Plan) []field {
 		r.word("compile", &p.Compile, compiles),
 		r.axis("cp", &p.CP.Size, r.flag("balance", &p.CP.Balance),
 			r.word("kind", &p.CP.Kind, contexts)),
+		r.count("documents", &p.Documents),
 		r.count("dp", &p.DP),
 		r.count("ep", &p.EP),
 		r.fsdp(&p.FSDP),

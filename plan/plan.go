@@ -56,6 +56,9 @@ type Plan struct {
 	Precision string `json:"precision,omitempty"`
 	// Attention is "plain", or empty: the fastest kernel that the GPU has for it.
 	Attention string `json:"attention,omitempty"`
+	// Documents is how many documents a sequence packs at most, which do not attend to one another.
+	// 0 leaves it to the data. More of them need more calls of attention, not more memory.
+	Documents int64 `json:"documents,omitzero"`
 	// Compile is "ahead", or empty: a run compiles its programs for the GPUs that it finds.
 	Compile string `json:"compile,omitempty"`
 	// Order lists the axes from the outermost, whose devices are farthest apart, to the innermost,

@@ -123,7 +123,8 @@ func cases(m, format string, row planRow) ([]testCase, error) {
 	p.Batch = 2 * p.Microbatches * p.DataParallelSize()
 	p.Types = plan.Types{Params: dtype.BF16, Grads: dtype.F32, Collectives: dtype.BF16}
 	p.Precision, p.Cluster = format, fmt.Sprintf("%dx%s", p.Devices(), gpu)
-	pairs, err := Pairs(step.Spec{Model: c, Recipe: step.RecipeOf(p), Plan: p})
+	pairs, err := Pairs(step.Spec{Model: c, Recipe: step.RecipeOf(p), Plan: p,
+		Documents: 16})
 	if err != nil {
 		return nil, fmt.Errorf("%s %s, %s: %w", m, format, row.name, err)
 	}

@@ -166,16 +166,13 @@ func (f filler) batch(a program.Array, draw *rand.Rand) func(at int64) float64 {
 	return nil
 }
 
-// documents numbers the documents of a sequence: one half of it, a quarter, and short ones, which
-// kernels may treat apart from long ones.
+// documents numbers the documents of a sequence: one half of it, a quarter, five tokens and the
+// rest. Kernels may treat long and short ones apart.
 func documents(seq int64) (numbers []int64) {
-	const short = 5
-	for n, left := int64(0), seq; left > 0; n++ {
-		length := min(max(seq>>(n+1), short), left)
-		if n > 1 {
-			length = min(short, left)
-		}
-		numbers = append(numbers, slices.Repeat([]int64{n}, int(length))...)
+	left := seq
+	for n, length := range []int64{seq / 2, seq / 4, 5, seq} {
+		length = min(length, left)
+		numbers = append(numbers, slices.Repeat([]int64{int64(n)}, int(length))...)
 		left -= length
 	}
 	return numbers

@@ -114,9 +114,13 @@ func (b *builder) check() error {
 	b.Shape = model.Shape{Batch: int64(r.Microbatch), Seq: int64(r.Seq),
 		PlainAttention: b.Spec.Plan.PlainAttention()}
 	// Whether attention stays within the documents of a packed sequence depends on the kernel.
-	apart, why := b.kernels.Documents(b.Spec.Documents, r.Precision, b.Spec.Plan.Context(),
+	most, err := b.documents()
+	if err != nil {
+		return err
+	}
+	apart, why := b.kernels.Documents(most, r.Precision, b.Spec.Plan.Context(),
 		b.Shape.PlainAttention)
-	if b.Shape.Documents = apart; apart > 0 || b.Spec.Documents == 1 {
+	if b.Shape.Documents = apart; apart > 0 || most == 1 {
 		b.Notes = append(b.Notes, why)
 	} else {
 		b.Warnings = append(b.Warnings, why)
@@ -126,6 +130,20 @@ func (b *builder) check() error {
 		b.Programs.Optimizer = optimizerOf(r, b.Shape.Elem)
 	}
 	return nil
+}
+
+// documents is how many documents a sequence may have: the plan's number, or else the data's.
+func (b *builder) documents() (int64, error) {
+	most := b.Documents
+	if b.Spec.Plan == nil || b.Spec.Plan.Documents == 0 {
+		return most, nil
+	}
+	if planned := b.Spec.Plan.Documents; most > planned {
+		return 0, diag.New(diag.PlanMisfit, "a sequence of the data has %d documents; the plan has room "+
+			"for %d", most, planned).At("plan documents").Try(`"documents": %d`, most).
+			Try("leave documents out of the plan")
+	}
+	return b.Spec.Plan.Documents, nil
 }
 
 // graph builds the loss over one microbatch, unsharded, with one loop over layers.

@@ -362,7 +362,7 @@ func (t *Trainer) checkDocuments(b *data.Batch) error {
 		case n != before+1 && (n != before || before < 0):
 			return outside(i, b.Seq, "is of document %d, behind document %d", n, before).
 				Try("Segments count the documents of each sequence from 0 on")
-		case most > 1 && t.opts.Engine.Arch() != "cpu" && int64(n) >= most:
+		case most > 1 && int64(n) >= most:
 			return outside(i, b.Seq, "is of document %d, and attention has room for %d", n, most).
 				Try("a Documents method of the dataset that says how many a sequence has")
 		}

@@ -51,8 +51,8 @@ type Digester interface {
 }
 
 // A DocumentCounter is a [Dataset] or an [EvalSource] that knows how many documents its sequences
-// pack at most, for the tables that attention has of them on GPUs. Without the method they have room
-// for 64, and a batch with more is refused.
+// pack at most, for the tables that attention has of them on GPUs. Without the method they have
+// room for 64, and a batch with more is refused.
 type DocumentCounter interface {
 	Documents() int64
 }
@@ -227,14 +227,18 @@ func (o Options) complete() (Options, error) {
 	return o, err
 }
 
-// documents is how many documents a sequence has at most, 0 if the data does not say.
+// unknownDocuments is how many documents a sequence may have if the data does not say: three calls
+// of attention on GPUs.
+const unknownDocuments = 64
+
+// documents is how many documents a sequence has at most, or may have if the data does not say.
 func (o *Options) documents() (most int64) {
 	for _, source := range []any{o.Data, o.Eval} {
 		switch counted, ok := source.(DocumentCounter); {
 		case ok:
 			most = max(most, counted.Documents())
-		case source != nil:
-			return 0
+		case source != nil && (o.Plan == nil || o.Plan.Documents == 0):
+			return unknownDocuments
 		}
 	}
 	return most
