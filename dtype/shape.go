@@ -47,31 +47,6 @@ func (s Shape) MLIR() string {
 	return b.String() + s.Type.MLIR() + ">"
 }
 
-// ParseShape reads what String writes.
-func ParseShape(text string) (Shape, error) {
-	name, rest, ok := strings.Cut(text, "[")
-	list, end := strings.CutSuffix(rest, "]")
-	if !ok || !end {
-		return Shape{}, fmt.Errorf("dtype: %q is not a shape like f32[8,128]", text)
-	}
-	d, err := Parse(name)
-	if err != nil {
-		return Shape{}, err
-	}
-	shape := Shape{Type: d}
-	if list == "" {
-		return shape, nil
-	}
-	for part := range strings.SplitSeq(list, ",") {
-		n, err := strconv.ParseInt(part, 10, 64)
-		if err != nil || n < 0 {
-			return Shape{}, fmt.Errorf("dtype: %q has a dimension %q", text, part)
-		}
-		shape.Dims = append(shape.Dims, n)
-	}
-	return shape, nil
-}
-
 // MarshalText writes the shape into JSON as one short string.
 func (s Shape) MarshalText() ([]byte, error) {
 	if !s.Type.Valid() {
@@ -80,11 +55,29 @@ func (s Shape) MarshalText() ([]byte, error) {
 	return []byte(s.String()), nil
 }
 
-// UnmarshalText reads what MarshalText writes.
+// UnmarshalText reads what String writes.
 func (s *Shape) UnmarshalText(text []byte) error {
-	parsed, err := ParseShape(string(text))
-	if err == nil {
-		*s = parsed
+	name, rest, ok := strings.Cut(string(text), "[")
+	list, end := strings.CutSuffix(rest, "]")
+	if !ok || !end {
+		return fmt.Errorf("dtype: %q is not a shape like f32[8,128]", text)
 	}
-	return err
+	d, err := Parse(name)
+	if err != nil {
+		return err
+	}
+	read := Shape{Type: d}
+	if list == "" {
+		*s = read
+		return nil
+	}
+	for part := range strings.SplitSeq(list, ",") {
+		n, err := strconv.ParseInt(part, 10, 64)
+		if err != nil || n < 0 {
+			return fmt.Errorf("dtype: %q has a dimension %q", text, part)
+		}
+		read.Dims = append(read.Dims, n)
+	}
+	*s = read
+	return nil
 }

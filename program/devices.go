@@ -42,35 +42,28 @@ func (d Devices) String() string {
 // maxDevices bounds what a file may ask us to allocate: ten times the largest cluster we plan for.
 const maxDevices = 1 << 20
 
-// ParseDevices reads what String writes.
-func ParseDevices(text string) (Devices, error) {
-	var d Devices
-	if text == "" {
-		return d, nil
+// MarshalText implements encoding.TextMarshaler.
+func (d Devices) MarshalText() ([]byte, error) { return []byte(d.String()), nil }
+
+// UnmarshalText reads what String writes.
+func (d *Devices) UnmarshalText(text []byte) error {
+	var read Devices
+	if len(text) == 0 {
+		*d = read
+		return nil
 	}
-	for part := range strings.SplitSeq(text, ",") {
+	for part := range strings.SplitSeq(string(text), ",") {
 		lo, hi, isRange := strings.Cut(part, "-")
 		first, err := strconv.Atoi(lo)
 		last := first
 		if err == nil && isRange {
 			last, err = strconv.Atoi(hi)
 		}
-		if err != nil || first < 0 || last < first || last-first >= maxDevices-len(d) {
-			return nil, fmt.Errorf("%q is not a list of devices like 0-7,16-23", text)
+		if err != nil || first < 0 || last < first || last-first >= maxDevices-len(read) {
+			return fmt.Errorf("%q is not a list of devices like 0-7,16-23", text)
 		}
-		d = append(d, Range(first, last-first+1)...)
+		read = append(read, Range(first, last-first+1)...)
 	}
-	return d, nil
-}
-
-// MarshalText implements encoding.TextMarshaler.
-func (d Devices) MarshalText() ([]byte, error) { return []byte(d.String()), nil }
-
-// UnmarshalText implements encoding.TextUnmarshaler.
-func (d *Devices) UnmarshalText(text []byte) error {
-	parsed, err := ParseDevices(string(text))
-	if err == nil {
-		*d = parsed
-	}
-	return err
+	*d = read
+	return nil
 }

@@ -127,7 +127,8 @@ func TestShardsCoverTheArray(t *testing.T) {
 func TestDevicesRoundTrip(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		d := Devices(rapid.SliceOfDistinct(rapid.IntRange(0, 300), rapid.ID[int]).Draw(t, "devices"))
-		got, err := ParseDevices(d.String())
+		var got Devices
+		err := got.UnmarshalText([]byte(d.String()))
 		if err != nil || !cmp.Equal([]int(d), []int(got), cmp.Transformer("nil", func(x []int) string { return fmt.Sprint(x) })) {
 			t.Fatalf("%v came back as %v: %v", d, got, err)
 		}
@@ -172,7 +173,8 @@ func TestValidateRefuses(t *testing.T) {
 		}
 	}
 	for _, text := range []string{"0,0-9223372036854775807", "0-1048576", "-1", "3-1", "a"} {
-		if d, err := ParseDevices(text); err == nil {
+		var d Devices
+		if d.UnmarshalText([]byte(text)) == nil {
 			t.Errorf("%q gave %d devices", text, len(d))
 		}
 	}
