@@ -121,10 +121,11 @@ func removeRejected(all string) {
 
 // A RerunResult is what the gradients of a rejected step are when they are computed once more.
 type RerunResult struct {
-	// Step is the rejected step; Loss and Norm are its loss and the global gradient norm.
-	Step int     `json:"step"`
-	Loss float64 `json:"loss"`
-	Norm float64 `json:"grad_norm"`
+	// Step is the rejected step; Loss and Norm are its loss and the global gradient norm, which are
+	// often not finite.
+	Step int          `json:"step"`
+	Loss event.Figure `json:"loss"`
+	Norm event.Figure `json:"grad_norm"`
 	// Params are the gradient norms by parameter: those that are not finite first, then the largest
 	// first.
 	Params []ParamNorm `json:"params"`
@@ -132,29 +133,9 @@ type RerunResult struct {
 
 // A ParamNorm is the norm of one parameter's gradient, and how many of its elements are not finite.
 type ParamNorm struct {
-	Name string  `json:"name"`
-	Norm float64 `json:"norm"`
-	Bad  int     `json:"bad"` // elements that are NaN or infinite
-}
-
-// MarshalJSON writes numbers that are not finite as strings, as events do: a rejected step has
-// some.
-func (r RerunResult) MarshalJSON() ([]byte, error) {
-	type plain RerunResult
-	return json.Marshal(struct {
-		plain
-		Loss event.Figure `json:"loss"`
-		Norm event.Figure `json:"grad_norm"`
-	}{plain(r), event.Figure(r.Loss), event.Figure(r.Norm)})
-}
-
-// MarshalJSON is as [RerunResult.MarshalJSON].
-func (p ParamNorm) MarshalJSON() ([]byte, error) {
-	type plain ParamNorm
-	return json.Marshal(struct {
-		plain
-		Norm event.Figure `json:"norm"`
-	}{plain(p), event.Figure(p.Norm)})
+	Name string       `json:"name"`
+	Norm event.Figure `json:"norm"`
+	Bad  int          `json:"bad"` // elements that are NaN or infinite
 }
 
 // Rerun computes the gradients of a rejected step from the folder that the run wrote for it,
@@ -198,10 +179,11 @@ func (t *Trainer) Rerun(ctx context.Context, dir string) (*RerunResult, error) {
 	if err := t.load(ctx, c); err != nil {
 		return nil, err
 	}
-	r := &RerunResult{Step: int(c.Step) + 1}
-	if r.Loss, err = t.hooks.gradients(ctx, batch); err != nil {
+	loss, err := t.hooks.gradients(ctx, batch)
+	if err != nil {
 		return nil, err
 	}
+	r := &RerunResult{Step: int(c.Step) + 1, Loss: event.Figure(loss)}
 	if err := t.exec.reduce(ctx); err != nil {
 		return nil, err
 	}
@@ -269,9 +251,9 @@ func (t *Trainer) norms(ctx context.Context, r *RerunResult) error {
 	total := 0.0
 	for i := range r.Params {
 		square := squares[r.Params[i].Name]
-		r.Params[i].Norm, total = math.Sqrt(square), total+square
+		r.Params[i].Norm, total = event.Figure(math.Sqrt(square)), total+square
 	}
-	r.Norm = math.Sqrt(total)
+	r.Norm = event.Figure(math.Sqrt(total))
 	lists.Sort(r.Params, func(a, b ParamNorm) int {
 		switch {
 		case (a.Bad > 0) != (b.Bad > 0):

@@ -475,11 +475,11 @@ func TestPoisonIsRejected(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if got.Step != 6 || !math.IsNaN(got.Loss) || got.Params[0].Bad == 0 {
+	if got.Step != 6 || !math.IsNaN(float64(got.Loss)) || got.Params[0].Bad == 0 {
 		t.Errorf("the replay gives %+v", got)
 	}
 	tr.poison(0)
-	if got, err = tr.Rerun(t.Context(), replay); err != nil || math.IsNaN(got.Loss) || got.Params[0].Bad > 0 {
+	if got, err = tr.Rerun(t.Context(), replay); err != nil || math.IsNaN(float64(got.Loss)) || got.Params[0].Bad > 0 {
 		t.Errorf("without poison the replay gives %+v, %v", got, err)
 	}
 }
