@@ -314,6 +314,31 @@ func taken(t *testing.T, l *Loader, b *Batch) string {
 	return l.options.Tokenizer.Text(b.IDs, tokenizer.Options{KeepSpecial: true})
 }
 
+// The number of documents is the most that any sequence has, trained on or held out.
+func TestDocumentsOfTheFullestSequence(t *testing.T) {
+	dir := write(t, corpusOf(200))
+	for _, o := range []Options{{}, {HoldoutShare: 0.3}, {Joined: true}} {
+		o.Sources = []Source{{Path: dir}}
+		for _, seq := range []int{8, 32, 100} {
+			o.Seq = seq
+			l := open(t, o)
+			trained, _, err := l.Take(t.Context(), nil, int(l.Sequences()), 0, 1)
+			if err != nil {
+				t.Fatal(err)
+			}
+			held, err := l.Eval(t.Context(), 0, int(max(1, l.EvalSequences())), 0, 1)
+			if err != nil {
+				t.Fatal(err)
+			}
+			most := int64(max(slices.Max(trained.Segments), slices.Max(held.Segments)) + 1)
+			if got := l.Documents(); got != most {
+				t.Errorf("%+v: %d documents, and a sequence has %d", o, got, most)
+			}
+		}
+	}
+}
+
+
 // A document is trained on or held out, all of it: no row of one side has a token of the other.
 // This is finding A21: the last rows were held out, which split a document.
 func TestHeldOutDocumentsAreWhole(t *testing.T) {

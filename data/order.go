@@ -195,11 +195,15 @@ func (s *stream) spans(from, to int64) iter.Seq2[int64, int64] {
 
 // mostDocuments counts the documents of the row that has the most.
 func (s *stream) mostDocuments(seq int64) (most int64) {
+	rows := s.rows(int(seq))
 	row, inside := int64(0), int64(0) // documents that begin behind the first token of the row
 	for i, r := range s.runs {
 		end := s.end(i)
 		for d := r.document; s.start(d) < end; d++ {
 			at := r.at + s.start(d) - r.token
+			if at/seq >= rows {
+				return most
+			}
 			if at/seq != row {
 				row, inside = at/seq, 0
 			}
