@@ -44,16 +44,17 @@ type attentionScores struct {
 // readAttention reads the configuration of a call that must have this number of operands.
 func (w *writer) readAttention(s *site, operands int) (g attentionConfig) {
 	w.readConfig(s, "cudnn_fmha_backend_config", &g)
-	packed := g.Segments > 1
+	packed, masks := g.Segments > 1, []string{"CAUSAL", "NO_MASK"}
 	if packed {
 		operands += 4 // lengths and offsets of the segments of queries and of keys
+		masks = []string{"PADDING_CAUSAL", "PADDING"}
 	}
 	switch {
-	case packed && g.Mask != "PADDING_CAUSAL", !packed && g.Mask != "CAUSAL" && g.Mask != "NO_MASK":
+	case !slices.Contains(masks, g.Mask):
 		w.refuse(diag.ReplayCall, "%s has the mask %s and %d segments", s.target, g.Mask, g.Segments)
 	case g.Dropout != 0 || g.Paged || g.OldCausal:
 		w.refuse(diag.ReplayCall, "%s has dropout, pages or an old mask", s.target)
-	case g.Window < 0 || g.Window > 0 && g.Mask == "NO_MASK":
+	case g.Window < 0 || g.Window > 0 && g.Mask != masks[0]:
 		w.refuse(diag.ReplayCall, "%s has a window of %d and the mask %s", s.target, g.Window, g.Mask)
 	case len(s.values) != operands:
 		w.refuse(diag.ReplayCall, "%s has %d operands, of which replay knows %d: bias, sequence "+

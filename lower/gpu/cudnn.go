@@ -55,12 +55,15 @@ func newMatmul(lc, rc, lb, rb string) matmul {
 func (w writer) config(op *ir.Op, segments int64, gemms map[string]matmul) string {
 	q, k := op.In[0].Type, op.In[1].Type
 	text := func(n int64) string { return strconv.FormatInt(n, 10) }
+	causal := op.Attrs.Bool("causal")
 	mask := "NO_MASK"
-	if op.Attrs.Bool("causal") {
+	switch {
+	case segments > 1 && causal:
+		mask = "PADDING_CAUSAL"
+	case segments > 1:
+		mask = "PADDING"
+	case causal:
 		mask = "CAUSAL"
-	}
-	if segments > 1 {
-		mask = "PADDING_" + mask
 	}
 	element := map[dtype.DType]string{dtype.BF16: "BF16", dtype.F16: "F16"}[q.Elem]
 	fmha := map[string]any{
@@ -112,6 +115,9 @@ func (w writer) call(target, config string, in []val, inLayouts []string, out []
 // cudnnAttention prints flash attention: O [batch, seq, heads, head] and the log-sum-exp [batch,
 // seq, heads].
 func cudnnAttention(w writer, op *ir.Op, in []val) []val {
+	if op.Attrs.Bool("ranges") {
+		return w.ranged(op, in).attention(in)
+	}
 	if documents, _ := op.MaskArgs(); len(documents) > 0 {
 		return w.pack(op, in[3]).attention(op, in[:3])
 	}
@@ -145,6 +151,9 @@ func layouts(in []val) []string {
 
 // cudnnAttentionGrad prints dQ, dK and dV from Q, K, V, O, the log-sum-exp and dO.
 func cudnnAttentionGrad(w writer, op *ir.Op, in []val) []val {
+	if op.Attrs.Bool("ranges") {
+		return w.ranged(op, in).attentionGrad(in)
+	}
 	if documents, _ := op.MaskArgs(); len(documents) > 0 {
 		return w.pack(op, in[6]).attentionGrad(op, in[:6])
 	}

@@ -1,0 +1,91 @@
+package gpu
+
+import (
+	"github.com/deepwell/deepwell/dtype"
+	"github.com/deepwell/deepwell/ir"
+	"github.com/deepwell/deepwell/lower/stablehlo"
+)
+
+// A ranged is attention of all queries of a row to a range of its keys: one segment for each row,
+// and as many empty ones, since cuDNN takes offsets for two segments a row or more.
+type ranged struct {
+	w               writer
+	op              *ir.Op
+	starts, lengths val // s32[batch], of keys; a length may be 0
+}
+
+// ranged takes the last two arguments of an operation with the attribute ranges.
+func (w writer) ranged(op *ir.Op, in []val) *ranged {
+	n := len(in)
+	return &ranged{w: w, op: op, starts: in[n-2], lengths: in[n-1]}
+}
+
+// rangedSegments is how many segments the calls have for each row.
+const rangedSegments = 2
+
+// operands are lengths and offsets. A row without keys has one, whose part in the results is taken
+// out again.
+func (r *ranged) operands() []val {
+	w, q, k := r.w, r.op.In[0].Type, r.op.In[1].Type
+	rows, queries, keys := q.Dims[0].Size, q.Size(ir.Seq), k.Size(ir.Keys)
+	row := s32(ir.Dim{Name: segmentDim, Size: rows})
+	list := func(n int64, of val, rest float64) val {
+		parts := []val{of, w.Constant(s32(ir.Dim{Name: segmentDim, Size: n - rows}), rest)}
+		return w.Concat(segmentDim, s32(ir.Dim{Name: segmentDim, Size: n}), parts...)
+	}
+	times := func(v val, by int64) val {
+		return w.Elementwise("multiply", v, w.Constant(v.Type, float64(by)))
+	}
+	index := w.Iota(row, segmentDim)
+	start := w.Elementwise("minimum", renamed(r.starts, segmentDim),
+		w.Constant(row, float64(keys-1)))
+	first := w.Elementwise("add", times(index, keys), start)
+	length := w.Elementwise("maximum", renamed(r.lengths, segmentDim), w.Constant(row, 1))
+	n := rangedSegments * rows
+	offsets := func(token ir.Type, first val, total int64) val {
+		each := token.Size(ir.HeadDim) * max(token.Size(ir.Heads), token.Size(ir.KVHeads))
+		return times(list(n+1, first, float64(total)), each)
+	}
+	return []val{list(n, w.Constant(row, float64(queries)), 0), list(n, length, 0),
+		offsets(q, times(index, queries), rows*queries), offsets(k, first, rows*keys)}
+}
+
+// seen tells of which rows any key is seen, broadcast to a type.
+func (r *ranged) seen(like ir.Type) val {
+	w := r.w
+	some := w.Compare("GT", r.lengths, w.Constant(r.lengths.Type, 0))
+	return w.BroadcastTo(renamed(some, like.Dims[0].Name), like)
+}
+
+// attention gives O and the log-sum-exp [batch, seq, heads], which is a masked score where a row
+// sees nothing.
+func (r *ranged) attention(in []val) []val {
+	w, rows := r.w, r.op.In[0].Type.Dims[0].Size
+	out := w.attend(r.op, append(in[:3:3], r.operands()...), rangedSegments)
+	stat := w.Slice(out[1], out[1].Type.Dims[0].Name, 0, rows)
+	lse := w.Transpose(stat, ir.Names(r.op.Out[1].Type.Dims))
+	out[1] = w.Select(r.seen(lse.Type), lse, w.Constant(lse.Type, stablehlo.MaskedScore))
+	return out
+}
+
+// attentionGrad gives dQ, dK and dV, with zeros where nothing is seen, or by none.
+func (r *ranged) attentionGrad(in []val) []val {
+	w, rows := r.w, in[4].Type.Dims[0]
+	stat := w.Transpose(in[4], ir.Names(headsFirst(in[4].Type).Dims))
+	stat = w.Pad(stat, rows.Name, 0, (rangedSegments-1)*rows.Size)
+	args := append([]val{in[0], in[1], in[2], stat, in[5], in[3]}, r.operands()...)
+	out := w.attendGrad(r.op, args, rangedSegments)
+	for i, g := range out {
+		mask := r.seen(g.Type)
+		if i > 0 {
+			wide := ir.Type{Elem: dtype.S32, Dims: g.Type.Dims}
+			key := w.Elementwise("subtract", w.Iota(wide, ir.Keys),
+				w.BroadcastTo(renamed(r.starts, g.Type.Dims[0].Name), wide))
+			length := w.BroadcastTo(renamed(r.lengths, g.Type.Dims[0].Name), wide)
+			mask = w.Elementwise("and", w.Compare("GE", key, w.Constant(wide, 0)),
+				w.Compare("LT", key, length))
+		}
+		out[i] = w.Select(mask, g, w.Constant(g.Type, 0))
+	}
+	return out
+}
