@@ -1,6 +1,7 @@
 package gpucheck
 
 import (
+	"math"
 	"os"
 	"slices"
 	"strings"
@@ -23,6 +24,48 @@ func b200(t *testing.T, n string) machine.Cluster {
 	return c
 }
 
+// replayed compiles a pair for a GPU that is not there and compares its replay with the reference.
+func replayed(t *testing.T, r *replay.Runner, p replay.Pair) (*replay.Result, *replay.Module) {
+	t.Helper()
+	p.Cluster = b200(t, "1")
+	_, format, code, err := r.Optimized(t.Context(), p.GPU, p.Cluster)
+	if err != nil {
+		t.Fatal(err)
+	}
+	m, err := replay.Rewrite(format, code, replay.Options{Fill: replay.NaNs})
+	if err != nil {
+		t.Fatal(err)
+	}
+	results, err := r.Run(t.Context(), p, false, m)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return results[0], m
+}
+
+// A GPU whose log-sum-exp has base 2 merges the two halves of the keys wrongly, which the check
+// finds.
+func TestMergedPairFindsAWrongBase(t *testing.T) {
+	r := replay.NewRunner(replay.RunOptions{Cache: enginetest.Cache(), WithoutCuDNN: true, Seed: 1})
+	defer r.Close()
+	op := operation{name: "merged pair", bound: boundAttention, build: mergedPair(1)}
+	p, err := op.pair("sm_100")
+	if err != nil {
+		t.Fatal(err)
+	}
+	op.build = mergedPair(math.Log2E)
+	wrong, err := op.pair("sm_100")
+	if err != nil {
+		t.Fatal(err)
+	}
+	p.GPU = wrong.GPU
+	result, _ := replayed(t, r, p)
+	if len(result.Beyond(op.bound)) == 0 {
+		t.Errorf("a log-sum-exp of base 2 is within %g:\n%s", op.bound.Limit, result)
+	}
+	t.Log(result.Summary())
+}
+
 // What a check runs on a GPU, compiled for one that is not there and replayed, agrees with its plain
 // form: the two are the same mathematics if the libraries are read as the conventions say.
 func TestOperationsReplay(t *testing.T) {
@@ -35,26 +78,14 @@ func TestOperationsReplay(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			p.Cluster = b200(t, "1")
-			_, format, code, err := r.Optimized(t.Context(), p.GPU, p.Cluster)
-			if err != nil {
-				t.Fatal(err)
-			}
-			m, err := replay.Rewrite(format, code, replay.Options{Fill: replay.NaNs})
-			if err != nil {
-				t.Fatal(err)
-			}
-			results, err := r.Run(t.Context(), p, false, m)
-			if err != nil {
-				t.Fatal(err)
-			}
-			if far := results[0].Beyond(op.bound); len(far) > 0 {
-				t.Errorf("beyond %g:\n%s", op.bound.Limit, results[0])
+			result, m := replayed(t, r, p)
+			if far := result.Beyond(op.bound); len(far) > 0 {
+				t.Errorf("beyond %g:\n%s", op.bound.Limit, result)
 			}
 			for _, name := range m.Conventions {
 				calls[name] = true
 			}
-			t.Log(results[0].Summary())
+			t.Log(result.Summary())
 		})
 	}
 	for _, c := range replay.Conventions() {

@@ -111,7 +111,7 @@ func attentions() []operation {
 			build: attention(ir.Attention{Causal: true})},
 		{name: "documents", bound: boundAttention, build: documents},
 		{name: "documents, gradient", bound: boundAttentionGrad, grad: true, build: documents},
-		{name: "merged pair", bound: boundAttention, build: mergedPair},
+		{name: "merged pair", bound: boundAttention, build: mergedPair(1)},
 	}
 }
 
@@ -129,21 +129,23 @@ func documents(b *ir.Builder) []*ir.Value {
 }
 
 // mergedPair attends to each half of the keys and merges the two by their log-sum-exps, as context
-// parallelism does.
-func mergedPair(b *ir.Builder) []*ir.Value {
-	q, k, v := heads(b)
-	half := func(from, to int64) (o, lse *ir.Value) {
-		out := b.Op("attention", map[string]any{"scale": headScale}, q, b.Slice(k, ir.Keys, from, to),
-			b.Slice(v, ir.Keys, from, to))
-		return b.Convert(out[0], dtype.F32), out[1]
+// parallelism does. A unit other than 1 is how tests make a statistic of another base.
+func mergedPair(unit float64) func(*ir.Builder) []*ir.Value {
+	return func(b *ir.Builder) []*ir.Value {
+		q, k, v := heads(b)
+		half := func(from, to int64) (o, lse *ir.Value) {
+			out := b.Op("attention", map[string]any{"scale": headScale}, q,
+				b.Slice(k, ir.Keys, from, to), b.Slice(v, ir.Keys, from, to))
+			return b.Convert(out[0], dtype.F32), b.Mul(out[1], b.Fill(out[1].Type, unit))
+		}
+		n := k.Type.Size(ir.Keys)
+		front, first := half(0, n/2)
+		back, second := half(n/2, n)
+		one := b.Fill(first.Type, 1)
+		weight := b.Div(one, b.Add(one, b.Exp(b.Sub(second, first)))) // of the front
+		weight = b.Broadcast(weight, 3, q.Type.Dims[3])
+		return []*ir.Value{b.Add(back, b.Mul(weight, b.Sub(front, back)))}
 	}
-	n := k.Type.Size(ir.Keys)
-	front, first := half(0, n/2)
-	back, second := half(n/2, n)
-	one := b.Fill(first.Type, 1)
-	weight := b.Div(one, b.Add(one, b.Exp(b.Sub(second, first)))) // of the front
-	weight = b.Broadcast(weight, 3, q.Type.Dims[3])
-	return []*ir.Value{b.Add(back, b.Mul(weight, b.Sub(front, back)))}
 }
 
 // blockDots multiply quantized operands. With equal scales only operands and codes count; with
