@@ -338,7 +338,6 @@ func TestDocumentsOfTheFullestSequence(t *testing.T) {
 	}
 }
 
-
 // A document is trained on or held out, all of it: no row of one side has a token of the other.
 // This is finding A21: the last rows were held out, which split a document.
 func TestHeldOutDocumentsAreWhole(t *testing.T) {
