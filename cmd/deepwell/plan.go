@@ -179,7 +179,11 @@ func writeTable(w io.Writer, choices []autoplan.Choice) error {
 	for n, c := range choices {
 		row := []string{strconv.Itoa(n + 1)}
 		for _, a := range shown {
-			row = append(row, strconv.FormatInt(c.Plan.Size(a.name), 10))
+			size := strconv.FormatInt(c.Plan.Size(a.name), 10)
+			if a.name == plan.ContextAxis && c.Plan.Size(a.name) > 1 {
+				size += " " + c.Plan.CP.Kind
+			}
+			row = append(row, size)
 			if a.name == plan.FSDPAxis {
 				row = append(row, c.Plan.FSDP.ZeRO())
 			}
