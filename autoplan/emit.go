@@ -91,6 +91,13 @@ func emitMegatron(e *emitter, p *plan.Plan, precision dtype.Format) {
 		}
 	}
 	e.line("--context-parallel-size %d", p.Size(plan.ContextAxis))
+	switch n := p.CP.AllToAll(); {
+	case n > 1 && p.CP.Shards() > 1:
+		e.line("--cp-comm-type a2a+p2p")
+		e.line("--hierarchical-context-parallel-sizes %d %d", n, p.CP.Shards())
+	case n > 1:
+		e.line("--cp-comm-type a2a")
+	}
 	e.line("--expert-model-parallel-size %d", p.Size(plan.ExpertAxis))
 	// Megatron's profiles shard optimizer state over cp and ep as well (price.Profile.Sharded).
 	if p.FSDP.Size > 1 || p.CP.Size > 1 || p.EP > 1 {

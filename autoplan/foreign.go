@@ -42,7 +42,7 @@ func ReadForeign(stack string, text []byte, path string, j Job) (*Foreign, error
 	if s.err != nil {
 		return nil, s.err
 	}
-	f.Plan.Precision, f.Plan.CP.Balance = precisionName(f.Precision), f.Plan.CP.Size > 1
+	f.Plan.Precision, f.Plan.CP.Balance = precisionName(f.Precision), f.Plan.CP.Shards() > 1
 	if n := f.Plan.Devices(); n != int64(j.Cluster.Count) {
 		return nil, diag.New(diag.PlanMisfit, "its sizes make %d devices; the cluster has %d", n,
 			j.Cluster.Count).At("%s", path).Try("--cluster %dx%s", n, j.Cluster.GPU.Name)
@@ -235,6 +235,21 @@ func readMegatron(s *settings, f *Foreign, j Job) {
 	p.TP = plan.TP{Size: s.number("tensor_model_parallel_size", 1)}
 	p.TP.Sequence = p.TP.Size > 1 && s.yes("sequence_parallel")
 	p.CP = plan.CP{Size: s.number("context_parallel_size", 1), Kind: "ring"}
+	switch s.values["cp_comm_type"] {
+	case "all_gather":
+		p.CP.Kind = "gather"
+	case "a2a":
+		p.CP.Kind = "a2a"
+	case "a2a+p2p": // the sizes of an all-to-all, and of rings of them
+		sizes := strings.Trim(s.values["hierarchical_context_parallel_sizes"], "[]")
+		inner, _, _ := strings.Cut(sizes, ",")
+		n, err := strconv.ParseInt(strings.TrimSpace(inner), 10, 64)
+		if err != nil || n < 1 || p.CP.Size%n != 0 {
+			s.fail(diag.New(diag.BadInput, "hierarchical_context_parallel_sizes is %q", sizes).
+				Try("two sizes, the all-to-all's first, whose product is %d", p.CP.Size))
+		}
+		p.CP.Kind, p.CP.Inner = "a2a+ring", n
+	}
 	pp := s.number("pipeline_model_parallel_size", 1)
 	virtual := s.number("virtual_pipeline_model_parallel_size",
 		s.number("num_virtual_stages_per_pipeline_rank", 1))

@@ -8,6 +8,7 @@ import (
 	"github.com/deepwell/deepwell/diag"
 	"github.com/deepwell/deepwell/dtype"
 	"github.com/deepwell/deepwell/ir"
+	"github.com/deepwell/deepwell/plan"
 	"github.com/deepwell/deepwell/price"
 )
 
@@ -187,4 +188,29 @@ func FuzzReadForeign(f *testing.F) {
 			}
 		}
 	})
+}
+
+// Megatron's kinds of context parallelism are read, and come out again as they were.
+func TestReadContextParallelism(t *testing.T) {
+	for text, want := range map[string]plan.CP{
+		"":                          {Size: 8, Kind: "ring", Balance: true},
+		"--cp-comm-type p2p":        {Size: 8, Kind: "ring", Balance: true},
+		"--cp-comm-type all_gather": {Size: 8, Kind: "gather", Balance: true},
+		"--cp-comm-type a2a":        {Size: 8, Kind: "a2a"},
+		"--cp-comm-type a2a+p2p --hierarchical-context-parallel-sizes 2 4": {Size: 8, Kind: "a2a+ring", Inner: 2,
+			Balance: true},
+		"--cp-comm-type a2a+p2p": {},
+	} {
+		j := jobFor(t, "llama3.1-8b", "8xb200", 32768, 1<<20)
+		f, err := ReadForeign("megatron", []byte("--context-parallel-size 8 --global-batch-size 8 "+text), "args", j)
+		if want.Size == 0 {
+			if err == nil || !strings.Contains(err.Error(), "hierarchical") {
+				t.Errorf("%s: %v", text, err)
+			}
+			continue
+		}
+		if err != nil || f.Plan.CP != want {
+			t.Errorf("%s: %+v, %v", text, f, err)
+		}
+	}
 }

@@ -167,20 +167,48 @@ func (j *Job) divides(m mesh, prec dtype.Format) bool {
 	if n == 0 || j.Profile.Name != price.Own || j.Config.MoE != nil {
 		return true
 	}
-	return plan.WholeScaleBlocks(j.facts(), n, j.Seq, contextOf(m.kind, m.cp).Chunks(), m.tp)
+	chunks := j.contextOf(m.kind, m.tp, m.cp).Chunks()
+	return plan.WholeScaleBlocks(j.facts(), n, j.Seq, chunks, m.tp)
 }
 
-// contextOf is context parallelism of a kind over cp ranks. Chunks are zigzag (each rank has one
-// from the front and one from the back), unless ranks have whole sequences of their heads.
-func contextOf(kind string, cp int64) plan.CP {
-	return plan.CP{Size: cp, Kind: kind, Balance: cp > 1 && kind != "a2a"}
+// contextOf is context parallelism of a kind over cp ranks, under tp. Chunks are zigzag (each rank
+// has one from the front and one from the back), unless ranks have whole sequences of their heads.
+func (j *Job) contextOf(kind string, tp, cp int64) plan.CP {
+	a := plan.CP{Size: cp, Kind: kind, Balance: cp > 1 && kind != "a2a"}
+	if kind == "a2a+ring" {
+		a.Inner = j.inner(tp, cp)
+	}
+	return a
+}
+
+// inner is the size of groups that exchange heads within an NVLink domain, if cp ranks are in
+// several; 0 if there are no such groups. The largest is taken, but one that copies no KV heads if
+// there is any.
+func (j *Job) inner(tp, cp int64) (best int64) {
+	domain := int64(max(j.Cluster.GPU.NVLinkDomain, 1))
+	if tp*cp <= domain {
+		return 0
+	}
+	copied := true
+	for _, n := range divisors(cp, cp/2) {
+		a := plan.CP{Size: cp, Kind: "a2a+ring", Inner: n}
+		if n == 1 || domain%(tp*n) != 0 || !a.Fits(j.Config.Heads, tp) {
+			continue
+		}
+		copies := j.Config.MLA == nil && a.Copies(max(j.Config.KVHeads/tp, 1)) > 1
+		if copied || !copies {
+			best, copied = n, copies
+		}
+	}
+	return best
 }
 
 // contexts lists the ways to shard sequences over cp ranks, under tp. Our own programs use a ring,
-// or an all-to-all where the heads divide, if cuDNN can then attend: gathered keys need attention
-// that writes its scores to memory, which costs more ([kernels.Selector.Attention]).
+// or an all-to-all where the heads divide, or an all-to-all in an NVLink domain and rings between
+// domains, if cuDNN can then attend: gathered keys need attention that writes its scores to
+// memory, which costs more ([kernels.Selector.Attention]).
 func (j *Job) contexts(tp, cp int64) (list []plan.CP) {
-	other := contextOf("gather", cp)
+	other := j.contextOf("gather", tp, cp)
 	if j.can().ring {
 		other.Kind = "ring"
 	}
@@ -191,11 +219,12 @@ func (j *Job) contexts(tp, cp int64) (list []plan.CP) {
 	if slices.Equal(j.Precisions, []dtype.Format{dtype.FormatF32}) {
 		elem = dtype.F32
 	}
-	for _, kind := range []string{"ring", "a2a"} {
-		how := contextOf(kind, cp)
+	for _, kind := range []string{"ring", "a2a", "a2a+ring"} {
+		how := j.contextOf(kind, tp, cp)
 		a := kernels.Planned(*j.facts(), slices.Contains(j.Config.Windowed, true), elem, how, false)
 		kernel, _ := kernels.For(j.Cluster.Arch()).Attention(a)
-		if kernel == kernels.CuDNN && how.Fits(j.Config.Heads, tp) {
+		if kernel == kernels.CuDNN && how.Fits(j.Config.Heads, tp) &&
+			(kind != "a2a+ring" || how.Inner > 0) {
 			list = append(list, how)
 		}
 	}
@@ -359,7 +388,7 @@ func (j *Job) fill(p *plan.Plan, n meshOption, f layoutOption, v recomputeOption
 	p.DP, p.EP = f.dp, n.ep
 	p.FSDP = plan.FSDP{Size: f.fsdp, Zero: f.zero, Gather: f.gather}
 	p.TP = plan.TP{Size: n.tp, Sequence: n.tp > 1}
-	p.CP = contextOf(n.kind, n.cp)
+	p.CP = j.contextOf(n.kind, n.tp, n.cp)
 	p.PP = plan.PP{Size: n.pp, Virtual: f.virtual, Schedule: f.name}
 	p.Recompute, p.Offload = v.tags, v.offload
 }

@@ -21,6 +21,7 @@ type Sharding struct {
 	TP, CP            int64
 	Sequence, Overlap bool
 	Kind              string // of context parallelism (plan cp.kind); "" with one device
+	Inner             int64  // devices that exchange heads within a ring (plan cp.inner)
 	Balance           bool
 	Plain             bool // attention
 	Params            dtype.DType
@@ -53,7 +54,7 @@ func ShardingOf(p *plan.Plan) Sharding {
 		Overlap: p.TP.Overlap && p.TP.Size > 1, Balance: p.CP.Balance,
 		Params: p.Types.Params, Again: TagsOf(p.Recompute)}
 	if c.CP > 1 {
-		c.Kind = p.CP.Kind
+		c.Kind, c.Inner = p.CP.Kind, p.CP.Inner
 	}
 	if p.PP.Size <= 1 { // spmd.NewStep does not recompute embedding and head, which are in no loop
 		c.Again &^= TagsOf([]ir.Tag{ir.Embed, ir.Head})
@@ -168,16 +169,24 @@ func (b *Book) like(c Sharding) Sharding {
 			return c
 		}
 	}
-	if c.Kind == "a2a" && max(m.KVHeads/c.TP, 1)%c.CP != 0 {
+	if c.context().Copies(max(m.KVHeads/c.TP, 1)) > 1 {
 		return c // each size has its own number of copies of KV heads
 	}
 	if c.TP%2 == 0 && even {
 		c.TP = 2
 	}
-	if c.CP%2 == 0 {
+	switch {
+	case c.Inner == 0 && c.CP%2 == 0:
 		c.CP = 2
+	case c.Inner > 0 && c.Inner%2 == 0 && c.CP/c.Inner%2 == 0:
+		c.CP, c.Inner = 4, 2
 	}
 	return c
+}
+
+// context is the plan's context parallelism.
+func (c *Sharding) context() plan.CP {
+	return plan.CP{Size: c.CP, Kind: c.Kind, Inner: c.Inner, Balance: c.Balance}
 }
 
 // loss builds the graph of a microbatch as training does, on a mesh without data axes.
@@ -188,7 +197,7 @@ func (b *Book) loss(c Sharding) (*ir.Graph, error) {
 	}
 	shape := model.Shape{Batch: c.Rows, Seq: c.Seq, PlainAttention: c.Plain}
 	shape.Elem, shape.MatmulType = b.set.Types(c.Params)
-	how := plan.CP{Size: c.CP, Kind: c.Kind, Balance: c.Balance}
+	how := c.context()
 	shape.Documents, _ = b.set.Documents(0, c.Params, how, c.Plain)
 	g, err := b.model.Graph(shape)
 	if err == nil && b.policy != nil {

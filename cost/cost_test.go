@@ -104,6 +104,8 @@ func shardings() (list []cost.Sharding) {
 					if heads := int64(8); cp > 1 && heads/tp%cp == 0 { // copies of KV heads, or none
 						c.Kind = "a2a"
 						list = append(list, c)
+						c.Kind, c.Inner = "a2a+ring", 2
+						list = append(list, c)
 					}
 				}
 			}

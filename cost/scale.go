@@ -82,7 +82,9 @@ func (s *sheet) bill(c Sharding, target *kernels.Selector) *Bill {
 		case plan.TensorAxis:
 			a.Size = c.TP
 		case plan.ContextAxis:
-			a.Size = c.CP
+			a.Size = c.CP / max(c.Inner, 1)
+		case c.context().AllToAllAxis(): // within a ring
+			a.Size = c.Inner
 		}
 		x.graph.Mesh = append(x.graph.Mesh, a)
 	}

@@ -221,8 +221,9 @@ func (b *builder) scores(windowed bool, heads, score, value float64) {
 		window = float64(b.e.config.Window)
 	}
 	seen := ir.MeanKeys(float64(b.c.seq), window)
-	switch shard := float64(b.c.seq) / float64(b.c.context); {
-	case b.c.context == 1 || b.c.allToAll():
+	cp := b.c.cp()
+	switch shard := float64(b.c.seq) / float64(cp.Shards()); {
+	case cp.Shards() == 1:
 	case kernel == kernels.CuDNN && !b.c.balance:
 		// A ring in the order of the sequence (lower/stablehlo): each rank computes its own chunk under
 		// the causal mask and all other chunks in full, whether its queries see them or not. A zigzag
@@ -231,8 +232,8 @@ func (b *builder) scores(windowed bool, heads, score, value float64) {
 	case kernel == "" && !b.c.balance:
 		seen = lastKeys(float64(b.c.seq), window, shard)
 	}
-	if b.c.allToAll() { // whole sequences, fewer heads
-		tokens, heads = tokens*float64(b.c.context), heads/float64(b.c.context)
+	if n := float64(cp.AllToAll()); n > 1 { // more of each sequence, fewer heads
+		tokens, heads = tokens*n, heads/n
 	}
 	if !b.e.options.Plain {
 		b.forward.attention += b.p.Attention(tokens, seen, heads, score, value, false)
@@ -263,7 +264,9 @@ func (b *builder) scores(windowed bool, heads, score, value float64) {
 // for uncounted kernels, is divided out.
 func (b *builder) written(heads, score, value float64) {
 	tokens, seq := b.c.tokens(), float64(b.c.seq)
-	batch, queries := heads*float64(b.c.rows), seq/float64(b.c.context)
+	cp := b.c.cp()
+	batch := heads * float64(b.c.rows) / float64(cp.AllToAll())
+	queries := seq / float64(cp.Shards())
 	prec, elem := dtype.FormatBF16, 2.0
 	if b.c.params.Bits() == 32 {
 		prec, elem = dtype.FormatF32, 4
@@ -297,12 +300,12 @@ func (b *builder) contextEnds(out, keys float64) {
 	if b.c.context == 1 {
 		return
 	}
-	tokens, g := b.c.tokens(), b.c.contextGroup()
-	if b.c.allToAll() {
+	tokens, cp := b.c.tokens(), b.c.cp()
+	if g := b.c.headsGroup(); g.Size > 1 {
 		// All-to-all from tokens to heads for Q, K and V, back for the result, and the same for
 		// gradients. Each all-to-all also transposes its data in memory.
 		if b.e.config.MLA == nil {
-			keys *= float64(b.c.cp().Copies(max(b.e.config.KVHeads/b.c.tensor, 1)))
+			keys *= float64(cp.Copies(max(b.e.config.KVHeads/b.c.tensor, 1)))
 		}
 		all := tokens * 2 * (out + keys)
 		back := tokens * 2 * out
@@ -310,17 +313,20 @@ func (b *builder) contextEnds(out, keys float64) {
 		b.forward.context += t
 		b.input.context += t
 		b.stream((all+back)*2, (all+back)*2)
-		return
+		if cp.Shards() == 1 {
+			return
+		}
 	}
-	whole := tokens * float64(b.c.context) * 2 * keys
+	g := b.c.contextGroup()
+	whole := tokens * float64(g.Size) * 2 * keys
 	gather := b.p.Collective(price.AllGather, whole, g)
 	reduce := b.p.Collective(price.ReduceScatter, whole, g)
 	hide := b.p.Profile().HideContext
-	if b.c.ring() { // chunks travel while the previous one is computed
+	if cp.Ring() { // chunks travel while the previous one is computed
 		hide = max(hide, 0.8)
 	}
-	if b.c.ring() && b.e.profile.Name == price.Own {
-		joins := tokens * float64(b.c.context-1)
+	if cp.Ring() && b.e.profile.Name == price.Own {
+		joins := tokens * float64(g.Size-1)
 		forward, backward := b.c.joinBytes()
 		b.stream(forward*joins*out, backward*joins*(out+keys))
 	}

@@ -35,9 +35,10 @@ func TestContextParallelIsPricedAsItCompiles(t *testing.T) {
 	if got := zigzag / whole; math.Abs(got-1) > 0.01 {
 		t.Errorf("a zigzag ring has %.3f times the attention of whole sequences", got)
 	}
-	exchanged := attentionOf(t, "deepwell", plan.CP{Size: 8, Kind: "a2a"})
-	if got := exchanged / whole; math.Abs(got-1) > 0.01 {
-		t.Errorf("an all-to-all has %.3f times the attention of whole sequences", got)
+	for _, cp := range []plan.CP{{Size: 8, Kind: "a2a"}, {Size: 8, Kind: "a2a+ring", Inner: 4, Balance: true}} {
+		if got := attentionOf(t, "deepwell", cp) / whole; math.Abs(got-1) > 0.01 {
+			t.Errorf("%+v has %.3f times the attention of whole sequences", cp, got)
+		}
 	}
 }
 

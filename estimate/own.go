@@ -27,8 +27,8 @@ var noBill = cost.TagsOf([]ir.Tag{ir.Embed, ir.Router, ir.Experts})
 // each costs their mean: no stage has a fraction of an iteration.
 func (e *Estimator) bill(c *sharding, p *priced) error {
 	b, err := e.book.Bill(cost.Sharding{Rows: c.rows, Seq: c.seq, TP: c.tensor, CP: c.context,
-		Sequence: c.sequence, Overlap: c.overlap && c.tensor > 1, Kind: c.kind, Balance: c.balance,
-		Plain: c.plain, Params: c.params, Again: c.again &^ noBill})
+		Kind: c.kind, Inner: c.inner, Balance: c.balance, Sequence: c.sequence,
+		Overlap: c.overlap && c.tensor > 1, Plain: c.plain, Params: c.params, Again: c.again &^ noBill})
 	if err != nil {
 		return err
 	}
@@ -147,12 +147,13 @@ func (b *pricer) item(item *cost.Item, into *phase) {
 			}
 			into.tensor += (1 - hide) * b.p.Collective(sentAs[s.Kind], bytes, b.c.tensorGroup())
 		case s.Kind == "all_to_all":
-			into.context += b.p.Collective(price.AllToAll, bytes, b.c.contextGroup())
+			into.context += b.p.Collective(price.AllToAll, bytes, b.c.headsGroup())
 			into.stream += b.p.Stream(b.c.sorted()*bytes) / b.p.Profile().Stream
 		case s.Kind == "reduce_scatter":
 			b.sums += bytes
 		case s.Kind == ir.Permute: // priced as a gather of as many bytes
-			b.gathers += bytes * float64(b.c.context) / float64(b.c.context-1)
+			n := float64(b.c.cp().Shards())
+			b.gathers += bytes * n / (n - 1)
 		default:
 			b.gathers += bytes
 		}
@@ -182,17 +183,16 @@ func (b *pricer) attends(item *cost.Item, into *phase) {
 		return // priced together with its forward pass
 	}
 	one := b.e.builder(b.c)
-	if b.c.allToAll() { // scores has the heads before the all-to-all
-		heads *= float64(b.c.context)
-	}
-	one.scores(item.Op.Attrs.Int("window") > 0, heads, float64(item.K), float64(item.K))
+	cp := b.c.cp() // scores has the heads before an all-to-all
+	one.scores(item.Op.Attrs.Int("window") > 0, heads*float64(cp.AllToAll()), float64(item.K),
+		float64(item.K))
 	into.attention += part * one.forward.attention
 	if b.pass == cost.Forward {
 		b.input.attention += part * one.input.attention
 	}
 	b.dropped += part * one.dropped
-	if b.c.ring() {
-		joins := part * b.c.tokens() * float64(b.c.context-1) * float64(item.K)
+	if cp.Ring() {
+		joins := part * b.c.tokens() * float64(cp.AllToAll()*(cp.Shards()-1)) * float64(item.K)
 		keys := float64(item.Op.In[1].Type.Size(ir.KVHeads)) * 2
 		forward, backward := b.c.joinBytes()
 		b.stream(forward*joins*heads, backward*joins*(heads+keys))
@@ -221,7 +221,7 @@ func (b *pricer) settle(into *phase) {
 	into.data += float64(min(len(b.agree), agreed)) * b.p.Agree(b.c.everyone())
 	if b.gathers+b.sums > 0 {
 		g, hide := b.c.contextGroup(), b.p.Profile().HideContext
-		if b.c.ring() { // chunks travel while the previous one is computed
+		if b.c.cp().Ring() { // chunks travel while the previous one is computed
 			hide = max(hide, 0.8)
 		}
 		t := b.p.Collective(price.AllGather, b.gathers, g)

@@ -20,6 +20,7 @@ type sharding struct {
 	fsdp, fsdpAt                  int64 // for parameters and gradients sent in every microbatch
 	sequence, overlap             bool
 	kind                          string // of context parallelism (plan cp.kind); "" without
+	inner                         int64  // devices that exchange heads within a ring (cp.inner)
 	balance                       bool
 	plain                         bool // attention
 	offload                       bool
@@ -85,7 +86,7 @@ func (e *Estimator) read(p *plan.Plan) (l layout, err error) {
 	l.rows, l.seq = sequences/ranks, p.Seq
 	l.sequence, l.overlap = p.TP.Sequence, p.TP.Overlap
 	if l.context > 1 {
-		l.kind, l.balance = p.CP.Kind, p.CP.Balance
+		l.kind, l.inner, l.balance = p.CP.Kind, p.CP.Inner, p.CP.Balance
 	}
 	if !p.CP.Fits(e.config.Heads, l.tensor) {
 		return l, diag.New(diag.PlanMisfit, "%d heads do not divide over tp %d × cp %d",
@@ -174,8 +175,14 @@ func (c *sharding) seqShard() float64 {
 func (c *sharding) tensorGroup() price.Group {
 	return price.Group{Size: c.tensor, Stride: c.tensorAt}
 }
+
+// Along cp, devices that exchange heads follow each other, and sequences are shared between them.
+func (c *sharding) headsGroup() price.Group {
+	return price.Group{Size: c.cp().AllToAll(), Stride: c.contextAt}
+}
 func (c *sharding) contextGroup() price.Group {
-	return price.Group{Size: c.context, Stride: c.contextAt}
+	cp := c.cp()
+	return price.Group{Size: cp.Shards(), Stride: c.contextAt * cp.AllToAll()}
 }
 func (c *sharding) everyone() price.Group { return price.Group{Size: c.ranks, Stride: 1} }
 func (c *sharding) expertGroup() price.Group {
@@ -183,14 +190,9 @@ func (c *sharding) expertGroup() price.Group {
 }
 func (c *sharding) fsdpGroup() price.Group { return price.Group{Size: c.fsdp, Stride: c.fsdpAt} }
 
-// ring reports whether keys and values travel around a ring, and allToAll whether attention has
-// whole sequences of fewer heads.
-func (c *sharding) ring() bool     { return c.kind == "ring" }
-func (c *sharding) allToAll() bool { return c.cp().AllToAll() }
-
 // cp is the plan's context parallelism.
 func (c *sharding) cp() plan.CP {
-	return plan.CP{Size: c.context, Kind: c.kind, Balance: c.balance}
+	return plan.CP{Size: c.context, Kind: c.kind, Inner: c.inner, Balance: c.balance}
 }
 
 // sorted is the memory traffic of an all-to-all in bytes for each byte sent: slices for each peer

@@ -62,7 +62,7 @@ func (s *Selector) Documents(most int64, precision dtype.DType, how plan.CP, pla
 		return anyDocuments, "attention compares the numbers of documents"
 	case most == 1:
 		return 0, "a sequence is one document"
-	case how.Size > 1 && !how.AllToAll():
+	case how.Shards() > 1:
 		return 0, fmt.Sprintf("no document mask with cp.kind %s on GPUs: documents packed into one "+
 			"sequence attend to one another, because a shard's call of cuDNN has none", how.Kind)
 	}
@@ -80,8 +80,8 @@ func Planned(c model.Facts, windowed bool, elem dtype.DType, cut plan.CP, plain 
 	if windowed {
 		a.Window = c.Window
 	}
-	if cut.Size > 1 && !cut.AllToAll() {
-		a.Part, a.Ring, a.Balanced = true, cut.Kind == "ring", cut.Balance
+	if cut.Shards() > 1 {
+		a.Part, a.Ring, a.Balanced = true, cut.Ring(), cut.Balance
 	}
 	return a
 }

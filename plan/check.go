@@ -162,45 +162,25 @@ func (p *Plan) checkTensor(c *model.Facts) *diag.Error {
 	return nil
 }
 
-// Chunks is the number of chunks that a sequence is split into along cp: two per device if Balance
-// gives it one from the front and one from the back.
-func (a CP) Chunks() int64 {
-	if a.Balance {
-		return 2 * max(a.Size, 1)
-	}
-	return max(a.Size, 1)
-}
-
-// AllToAll reports whether attention has whole sequences of some heads (DeepSpeed Ulysses, Jacobs
-// et al., 2023).
-func (a CP) AllToAll() bool { return a.Size > 1 && a.Kind == "a2a" }
-
-// Fits reports whether a model's heads, of which a device under tp has a part, can be divided among
-// the devices along cp. KV heads that do not divide are copied.
-func (a CP) Fits(heads, tp int64) bool {
-	return !a.AllToAll() || heads/max(tp, 1)%a.Size == 0
-}
-
-// Copies is how often an all-to-all copies each of a device's kv KV heads, so that every device
-// along cp has the KV heads that its query heads read.
-func (a CP) Copies(kv int64) int64 {
-	n, common := a.Size, kv
-	for n > 0 {
-		n, common = common%n, n
-	}
-	return a.Size / common
-}
-
+// checkContext holds sequences, and heads that an all-to-all exchanges, to whole shards.
 func (p *Plan) checkContext(c *model.Facts) *diag.Error {
 	tp := p.Size(TensorAxis)
-	switch {
-	case p.CP.AllToAll() && p.CP.Balance:
+	switch heads := p.CP.AllToAll(); {
+	case p.CP.Kind == hierarchical && p.Size(ContextAxis) > 1 &&
+		(p.CP.Inner < 2 || p.CP.Inner >= p.CP.Size || p.CP.Size%p.CP.Inner != 0):
+		return misfit("cp %d does not divide into several groups of %d", p.CP.Size, p.CP.Inner).
+			At("plan cp.inner").Try("cp.inner a divisor of cp between 2 and %d", p.CP.Size/2)
+	case p.CP.Kind != hierarchical && p.CP.Inner != 0:
+		return misfit("cp.inner is for cp.kind %s", hierarchical).At("plan cp.inner").
+			Try("leave cp.inner out")
+	case heads > 1 && p.CP.Shards() == 1 && p.CP.Balance:
 		return misfit("cp.balance orders a sequence that cp.kind a2a has whole").
 			At("plan cp.balance").Try("leave cp.balance out, or cp.kind ring")
 	case !p.CP.Fits(c.Heads, tp):
-		return misfit("the %d heads of a device cannot be divided among cp %d by an all-to-all",
-			c.Heads/tp, p.CP.Size).At("plan cp.kind").
-			Try("tp × cp a divisor of %d heads, or cp.kind ring", c.Heads)
+		size := map[string]string{ContextAxis: "cp", innerAxis: "cp.inner"}[p.CP.AllToAllAxis()]
+		return misfit("the %d heads of a device cannot be divided among %d by an all-to-all",
+			c.Heads/tp, heads).At("plan cp.kind").
+			Try("tp × %s a divisor of %d heads, or cp.kind ring", size, c.Heads)
 	}
 	chunks := p.CP.Chunks()
 	if p.TP.Sequence {

@@ -14,7 +14,7 @@ import (
 // Outside the experts, ep is data parallel.
 var dimAxes = []dimSharding{
 	{dim: ir.Batch, axes: []string{DataAxis, FSDPAxis, ExpertAxis}},
-	{dim: ir.Seq, axes: []string{ContextAxis}},
+	{dim: ir.Seq, axes: []string{ContextAxis, innerAxis}},
 	{dim: ir.Seq, with: ir.EmbedDim, axes: []string{TensorAxis}}, // with sequence parallelism
 	{dim: ir.Heads, axes: []string{TensorAxis}},
 	{dim: ir.KVHeads, axes: []string{TensorAxis}},

@@ -38,7 +38,7 @@ var format = strictjson.Format{Name: "plan", Text: diag.PlanText, Key: diag.Plan
 		"zero": "fsdp.zero", "gather": "fsdp.gather",
 		"schedule": "pp.schedule", "virtual": "pp.virtual",
 		"sequence": "tp.sequence", "overlap": "tp.overlap",
-		"kind": "cp.kind", "balance": "cp.balance",
+		"kind": "cp.kind", "balance": "cp.balance", "inner": "cp.inner",
 		"params": "types.params", "grads": "types.grads", "collectives": "types.collectives",
 	}}
 
@@ -55,7 +55,7 @@ func (r reader) fields(p *Plan) []field {
 		r.word("attention", &p.Attention, attentions),
 		r.word("compile", &p.Compile, compiles),
 		r.axis("cp", &p.CP.Size, r.flag("balance", &p.CP.Balance),
-			r.word("kind", &p.CP.Kind, contexts)),
+			r.word("kind", &p.CP.Kind, contexts), r.count("inner", &p.CP.Inner)),
 		r.count("documents", &p.Documents),
 		r.count("dp", &p.DP),
 		r.count("ep", &p.EP),

@@ -85,10 +85,13 @@ type TP struct {
 }
 
 // CP shards the sequence. For attention, keys and values are all-gathered (gather) or passed around
-// (ring), or an all-to-all gives each device whole sequences of some heads (a2a).
+// (ring), or an all-to-all gives each device whole sequences of some heads (a2a). With a2a+ring,
+// groups of Inner devices that follow each other exchange heads, and rings connect the groups.
 type CP struct {
 	Size int64  `json:"size"`
 	Kind string `json:"kind"`
+	// Inner is the number of devices that exchange heads, with a2a+ring only.
+	Inner int64 `json:"inner,omitzero"`
 	// Balance gives each device a chunk from the front and one from the back of the sequence, so that
 	// a causal mask leaves all devices the same work.
 	Balance bool `json:"balance,omitempty"`
@@ -125,12 +128,19 @@ const plainAttention = "plain"
 // compileAhead has a run take programs that were compiled without a GPU.
 const compileAhead = "ahead"
 
+// hierarchical is the kind of context parallelism with an all-to-all inside and a ring outside, and
+// innerAxis the axis of the all-to-all in its mesh.
+const (
+	hierarchical = "a2a+ring"
+	innerAxis    = "cp_inner"
+)
+
 // The words of a plan.
 var (
 	attentions = []string{plainAttention}
 	compiles   = []string{compileAhead}
 	gathers    = []string{GatherLayer, GatherMicrobatch, GatherStep}
-	contexts   = []string{"gather", "ring", "a2a"}
+	contexts   = []string{"gather", "ring", "a2a", hierarchical}
 	offloads   = []string{Activations, OptimizerState}
 	precisions = formatNames(dtype.FormatBF16, dtype.FormatFP8)
 	recompute  = []string{"embed", "norm", "attn", "mlp", "router", "experts", "head"}
@@ -209,13 +219,21 @@ func (p *Plan) Size(axis string) int64 {
 	return max(n, 1)
 }
 
-// Mesh lists the axes within a stage that have more than one device, the outermost first.
+// Mesh lists the axes within a stage that have more than one device, the outermost first. An
+// all-to-all within a ring has an axis of its own, inside cp.
 func (p *Plan) Mesh() []ir.Axis {
 	var mesh []ir.Axis
 	for _, name := range p.axes() {
-		if n := p.Size(name); n > 1 && name != PipelineAxis {
-			mesh = append(mesh, ir.Axis{Name: name, Size: n})
+		n := p.Size(name)
+		if n == 1 || name == PipelineAxis {
+			continue
 		}
+		if name == ContextAxis && p.CP.AllToAllAxis() == innerAxis {
+			mesh = append(mesh, ir.Axis{Name: name, Size: p.CP.Shards()},
+				ir.Axis{Name: innerAxis, Size: p.CP.AllToAll()})
+			continue
+		}
+		mesh = append(mesh, ir.Axis{Name: name, Size: n})
 	}
 	return mesh
 }

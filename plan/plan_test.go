@@ -143,6 +143,11 @@ func TestCheck(t *testing.T) {
 		{`{"cluster": "8xb200", "seq": 8, "tp": 2, "cp": {"size": 4, "kind": "a2a"}}`, ""},
 		{`{"cluster": "64xb200", "seq": 64, "cp": {"size": 64, "kind": "a2a"}}`, "tp × cp a divisor of 32 heads"},
 		{`{"cluster": "2xb200", "seq": 4, "cp": {"size": 2, "kind": "a2a", "balance": true}}`, "leave cp.balance out"},
+		{`{"cluster": "8xb200", "seq": 8, "cp": {"size": 8, "kind": "a2a+ring", "inner": 4, "balance": true}}`, ""},
+		{`{"cluster": "8xb200", "seq": 8, "cp": {"size": 8, "kind": "a2a+ring", "inner": 3}}`, "a divisor of cp between 2 and 4"},
+		{`{"cluster": "8xb200", "seq": 8, "cp": {"size": 8, "kind": "a2a+ring"}}`, "plan cp.inner"},
+		{`{"cluster": "8xb200", "seq": 8, "cp": {"size": 8, "kind": "ring", "inner": 4}}`, "leave cp.inner out"},
+		{`{"cluster": "128xb200", "seq": 128, "cp": {"size": 128, "kind": "a2a+ring", "inner": 64}}`, "tp × cp.inner a divisor of 32"},
 		{`{"cluster": "2xb200", "ep": 2}`, "expert parallelism"},
 		{`{"cluster": "1xb200", "offload": ["optimizer"]}`, ""},
 		{`{"cluster": "1xb200", "types": {"params": "bf16"}, "precision": "bf16"}`, ""},
@@ -183,7 +188,11 @@ func TestPrintsAndParsesItself(t *testing.T) {
 			p.TP = plan.TP{Size: n, Sequence: rapid.Bool().Draw(t, "sequence")}
 		}
 		if n := size.Draw(t, "cp"); n > 1 {
-			p.CP = plan.CP{Size: n, Kind: "ring", Balance: rapid.Bool().Draw(t, "balance")}
+			p.CP = plan.CP{Size: n, Kind: rapid.SampledFrom([]string{"gather", "ring", "a2a"}).Draw(t, "kind"),
+				Balance: rapid.Bool().Draw(t, "balance")}
+			if n == 4 && rapid.Bool().Draw(t, "hierarchical") {
+				p.CP.Kind, p.CP.Inner = "a2a+ring", 2
+			}
 		}
 		if n := size.Draw(t, "pp"); n > 1 {
 			p.PP = plan.PP{Size: n, Virtual: size.Draw(t, "virtual"), Schedule: "zb-v"}

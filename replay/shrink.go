@@ -118,9 +118,10 @@ func (s *shrinker) axes() {
 	q.DP, q.EP = min(s.p.Size(plan.DataAxis), smallAxis), min(s.p.Size(plan.ExpertAxis), smallAxis)
 	q.FSDP.Size = min(s.p.Size(plan.FSDPAxis), smallAxis)
 	q.TP.Size = min(s.p.Size(plan.TensorAxis), smallAxis)
-	q.CP.Size, q.PP.Size = min(s.p.Size(plan.ContextAxis), smallAxis), s.p.Size(plan.PipelineAxis)
-	if q.CP.Kind == "ring" || q.CP.Balance {
-		q.CP.Size = min(s.p.Size(plan.ContextAxis), longAxis)
+	s.context(smallAxis)
+	q.PP.Size = s.p.Size(plan.PipelineAxis)
+	if s.p.CP.Ring() || q.CP.Balance {
+		s.context(longAxis)
 	}
 	if q.PP.Virtual > 2 {
 		q.PP.Virtual = 2
@@ -129,13 +130,22 @@ func (s *shrinker) axes() {
 		q.PP.Size = min(q.PP.Size, smallAxis) // virtual stages have inner ones
 	}
 	for _, shorter := range []func(){
-		func() { q.CP.Size = min(q.CP.Size, smallAxis) },
+		func() { s.context(smallAxis) },
 		func() { q.PP.Size = min(q.PP.Size, smallAxis) },
 		func() { q.DP = 1 },
 	} {
 		if q.Devices() > smallDevices {
 			shorter()
 		}
+	}
+}
+
+// context leaves sequences at most a number of shards along cp, and an all-to-all few devices.
+func (s *shrinker) context(shards int64) {
+	heads := min(s.p.CP.AllToAll(), smallAxis)
+	s.plan.CP.Size = heads * min(s.p.CP.Shards(), shards)
+	if s.p.CP.Inner > 0 {
+		s.plan.CP.Inner = heads
 	}
 }
 
@@ -173,6 +183,9 @@ func (s *shrinker) heads() {
 	tp, small := s.p.Size(plan.TensorAxis), s.plan.Size(plan.TensorAxis)
 	each := s.c.Heads / s.c.KVHeads
 	kv := small * min(s.c.KVHeads/tp, 2)
+	if s.p.CP.Copies(max(s.c.KVHeads/tp, 1)) > 1 {
+		kv = min(kv, small) // so that an all-to-all copies them here, too
+	}
 	if kv == 0 { // KV heads are copied
 		kv = max(1, small*s.c.KVHeads/tp)
 	}
@@ -180,7 +193,7 @@ func (s *shrinker) heads() {
 	if heads > smallHeads {
 		heads = max(kv, smallHeads/kv*kv)
 	}
-	for heads%small != 0 {
+	for heads%(small*s.plan.CP.AllToAll()) != 0 {
 		heads += kv
 	}
 	s.model.KVHeads, s.model.Heads = kv, min(heads, s.c.Heads)
@@ -323,6 +336,7 @@ func (s *shrinker) changes() (list []Change) {
 		add("layers with full attention", fullAttention(s.c), fullAttention(&s.model))
 	}
 	add("hidden", s.c.Hidden, s.model.Hidden)
+	add("cp.inner", s.p.CP.Inner, s.plan.CP.Inner)
 	add("heads", s.c.Heads, s.model.Heads)
 	add("KV heads", s.c.KVHeads, s.model.KVHeads)
 	add("heads per KV head", s.c.Heads/s.c.KVHeads, s.model.Heads/s.model.KVHeads)

@@ -56,6 +56,14 @@ var shrinkRows = []struct {
 	}, "cp 2", 3, 8, 2},
 	{"gather", "llama3.1-8b", func(p *plan.Plan) { p.CP = plan.CP{Size: 8, Kind: "gather"} },
 		"cp 2", 3, 8, 2},
+	{"heads exchanged", "llama3.1-8b", func(p *plan.Plan) { p.CP = plan.CP{Size: 8, Kind: "a2a"} },
+		"cp 2", 3, 8, 2},
+	{"KV heads copied for an all-to-all", "llama3.1-8b", func(p *plan.Plan) {
+		p.TP, p.CP = plan.TP{Size: 2}, plan.CP{Size: 8, Kind: "a2a"}
+	}, "tp 2, cp 2", 3, 8, 2},
+	{"groups in a ring", "llama3.1-8b", func(p *plan.Plan) {
+		p.CP = plan.CP{Size: 32, Kind: "a2a+ring", Inner: 4, Balance: true}
+	}, "cp 8", 3, 8, 2},
 	{"stages between the first and the last", "llama3.1-70b", func(p *plan.Plan) {
 		p.FSDP.Size, p.PP = 16, plan.PP{Size: 4, Schedule: "1f1b"}
 	}, "fsdp 2 zero 3, pp 4", 16, 16, 2},
@@ -104,6 +112,7 @@ func TestShrink(t *testing.T) {
 			same.Model, same.Cluster, same.Seq, same.Batch = full.Model, full.Cluster, full.Seq, full.Batch
 			same.Microbatches, same.DP, same.EP = full.Microbatches, full.DP, full.EP
 			same.FSDP.Size, same.TP.Size, same.CP.Size = full.FSDP.Size, full.TP.Size, full.CP.Size
+			same.CP.Inner = full.CP.Inner
 			same.PP.Size, same.PP.Virtual = full.PP.Size, full.PP.Virtual
 			if same.String() != full.String() || s.Model.HeadDim != c.HeadDim {
 				t.Errorf("more than sizes differ:\n%s\n%s", full, s.Plan)

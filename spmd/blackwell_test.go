@@ -43,6 +43,9 @@ func TestCensusOnBlackwell(t *testing.T) {
 	whole := ring
 	whole.CP.Kind = "a2a"
 	t.Run("a2a", func(t *testing.T) { censusOnBlackwell(t, c, &small, &whole) })
+	both := whole
+	both.CP, both.TP = plan.CP{Size: 4, Kind: "a2a+ring", Inner: 2, Balance: true}, plan.TP{Size: 1}
+	t.Run("a2a and ring", func(t *testing.T) { censusOnBlackwell(t, c, &small, &both) })
 	if *planFile == "" {
 		return
 	}

@@ -9,60 +9,62 @@ import (
 
 // attend implements context parallelism: queries of one shard of the sequence see all keys, which
 // are gathered, or sent around a ring (plan cp.kind). Query and key positions become extra
-// arguments, since a shard's index is not its position in the sequence.
+// arguments, since a shard's index is not its position in the sequence. An all-to-all before, and
+// one after, leaves attention fewer shards, or none, and fewer heads.
 func (s *sharder) attend(op *ir.Op, in []*ir.Value) []*ir.Value {
 	in = s.allReduced(in)
-	cp := plan.ContextAxis
-	switch {
-	case in[0].Type.Place.On(cp) != ir.Seq:
-		return s.CopyWith(op, op.Attrs, nil, in...)
-	case s.plan.CP.AllToAll():
-		return s.exchange(op, in)
+	cp, a := plan.ContextAxis, op.Attrs
+	if in[0].Type.Place.On(cp) != ir.Seq {
+		return s.CopyWith(op, a, nil, in...)
 	}
-	a, n := op.Attrs.With("placed", true), in[1].Type.Size(ir.Keys)*s.plan.Size(cp)
-	ring := s.plan.CP.Kind == "ring"
-	if ring {
-		a = a.With("ring", cp).With("balanced", s.plan.CP.Balance)
+	heads := s.plan.CP.AllToAllAxis()
+	if heads != "" {
+		s.exchange(in, heads)
 	}
-	for i, v := range in {
-		if sent := ring && i < 3; v.Type.Place.On(cp) == ir.Keys && !sent {
-			in[i] = s.keys(v)
+	if n := s.plan.CP.Shards(); n > 1 {
+		a = a.With("placed", true)
+		n *= in[1].Type.Size(ir.Keys)
+		ring := s.plan.CP.Ring()
+		if ring {
+			a = a.With("ring", cp).With("balanced", s.plan.CP.Balance)
 		}
+		for i, v := range in {
+			if sent := ring && i < 3; v.Type.Place.On(cp) == ir.Keys && !sent {
+				in[i] = s.keys(v)
+			}
+		}
+		queries := s.shardSlice(s.positions(ir.Seq, n), cp, ir.Seq)
+		in = append(in, queries, s.positions(ir.Keys, n))
 	}
-	queries := s.shardSlice(s.positions(ir.Seq, n), cp, ir.Seq)
-	return s.CopyWith(op, a, nil, append(in, queries, s.positions(ir.Keys, n))...)
+	out := s.CopyWith(op, a, nil, in...)
+	if heads != "" {
+		out = []*ir.Value{s.AllToAll(out[0], heads, ir.Heads, ir.Seq), out[1]}
+	}
+	return out
 }
 
-// exchange is attention to whole sequences of the device's share of the heads: an all-to-all along
-// cp turns queries [B, S/cp, H, D] to [B, S, H/cp, D], keys and values alike, another one turns the
-// output back. KV heads that cp does not divide are copied first.
-func (s *sharder) exchange(op *ir.Op, in []*ir.Value) []*ir.Value {
-	cp := plan.ContextAxis
-	in[0] = s.AllToAll(in[0], cp, ir.Seq, ir.Heads)
+// exchange gives a device more of the sequence and fewer heads: an all-to-all along an axis of n
+// turns queries [B, S, H, D] to [B, nS, H/n, D], keys and values alike. KV heads that n does not
+// divide are copied first. Document numbers are gathered.
+func (s *sharder) exchange(in []*ir.Value, axis string) {
+	in[0] = s.AllToAll(in[0], axis, ir.Seq, ir.Heads)
 	for i, v := range in[1:3] {
 		if n := s.plan.CP.Copies(v.Type.Size(ir.KVHeads)); n > 1 {
 			v = s.copies(v, n)
 		}
-		in[1+i] = s.AllToAll(v, cp, ir.Keys, ir.KVHeads)
+		in[1+i] = s.AllToAll(v, axis, ir.Keys, ir.KVHeads)
 	}
-	for i, v := range in[3:] { // document numbers of queries and keys
-		in[3+i] = s.wholeSequence(v)
-	}
-	out := s.CopyWith(op, op.Attrs, nil, in...)
-	return []*ir.Value{s.AllToAll(out[0], cp, ir.Heads, ir.Seq), out[1]}
-}
-
-// wholeSequence gathers document numbers [B, S/cp], once for queries and keys.
-func (s *sharder) wholeSequence(v *ir.Value) *ir.Value {
-	if def := v.Def(); def != nil && def.Kind == "rename" {
-		return s.once(v, "gather "+plan.ContextAxis, func() *ir.Value {
-			return s.Rename(s.wholeSequence(def.In[0]), ir.Seq, ir.Keys)
+	for i, v := range in[3:] {
+		def := v.Def()
+		if def == nil || def.Kind != "rename" {
+			in[3+i] = s.gather(v, axis)
+			continue
+		}
+		from := def.In[0] // keys have the queries' numbers, the same in all layers
+		in[3+i] = s.once(from, gathered(axis)+" keys", func() *ir.Value {
+			return s.Rename(s.gather(from, axis), ir.Seq, ir.Keys)
 		})
 	}
-	if whole := s.ready[v.Name+ofWholeSequence]; whole != nil {
-		return whole
-	}
-	return s.gather(v, plan.ContextAxis)
 }
 
 // positions returns the positions [n] of a sequence's tokens in the order in which devices have
@@ -84,9 +86,10 @@ func (s *sharder) positions(dim string, n int64) *ir.Value {
 }
 
 // chunks returns the order of the sequence's chunks over the devices. With balancing, device i of n
-// has chunks i and 2n-1-i of 2n, so that a causal mask leaves every device the same work.
+// has chunks i and 2n-1-i of 2n, so that a causal mask leaves every device the same work. Devices
+// that exchange heads count as one, and divide its chunks as they come.
 func chunks(p *plan.Plan) []int64 {
-	n := p.Size(plan.ContextAxis)
+	n := p.CP.Shards()
 	var list []int64
 	for i := range n {
 		list = append(list, i)
@@ -114,28 +117,28 @@ func Order(p *plan.Plan) []int64 {
 // keys gathers a value along the keys dimension. Document numbers are the same in every layer: a
 // loop body gets the gathered ones as an input.
 func (s *sharder) keys(v *ir.Value) *ir.Value {
+	cp := plan.ContextAxis
 	if def := v.Def(); def != nil && def.Kind == "rename" {
-		if whole := s.ready[def.In[0].Name+ofWholeSequence]; whole != nil {
-			return s.once(v, "gather "+plan.ContextAxis, func() *ir.Value {
+		if whole := s.ready[def.In[0].Name+" "+gathered(cp)]; whole != nil {
+			return s.once(v, gathered(cp), func() *ir.Value {
 				return s.Rename(whole, ir.Seq, ir.Keys)
 			})
 		}
 		if from := def.In[0]; from.Def() == nil { // the same in all layers, where there is no loop
-			return s.once(from, "gather keys", func() *ir.Value { return s.gather(v, plan.ContextAxis) })
+			return s.once(from, "gather keys", func() *ir.Value { return s.gather(v, cp) })
 		}
 	}
-	return s.gather(v, plan.ContextAxis)
+	return s.gather(v, cp)
 }
-
-// ofWholeSequence marks, in the cache of resharded values, a value that was gathered before the
-// loop.
-const ofWholeSequence = " of the whole sequence"
 
 // documents gathers the document numbers that a loop body's attention needs, once before the loop,
 // and adds them to the body's inputs. outer maps the new body's inputs to the values outside.
 func (s *sharder) documents(body *ir.Graph, inner *sharder, outer map[*ir.Value]*ir.Value) (
 	more []*ir.Value) {
-	cp := plan.ContextAxis
+	axes := []string{plan.ContextAxis}
+	if heads := s.plan.CP.AllToAllAxis(); heads != "" && heads != plan.ContextAxis {
+		axes = []string{heads, plan.ContextAxis}
+	}
 	for _, op := range body.Ops {
 		if op.Kind != "attention" {
 			continue
@@ -146,13 +149,19 @@ func (s *sharder) documents(body *ir.Graph, inner *sharder, outer map[*ir.Value]
 				continue
 			}
 			x := inner.Replacement[v.Def().In[0]]
-			if outer[x] == nil || outer[x].Type.Place.On(cp) != ir.Seq ||
-				inner.ready[x.Name+ofWholeSequence] != nil {
+			if outer[x] == nil || outer[x].Type.Place.On(plan.ContextAxis) != ir.Seq {
 				continue
 			}
-			whole := s.gather(outer[x], cp)
-			more = append(more, whole)
-			inner.ready[x.Name+ofWholeSequence] = inner.Input(x.Name+".whole", ir.Data, whole.Type, "")
+			for _, axis := range axes {
+				key := x.Name + " " + gathered(axis)
+				if inner.ready[key] == nil {
+					whole := s.gather(outer[x], axis)
+					more = append(more, whole)
+					inner.ready[key] = inner.Input(x.Name+"."+axis, ir.Data, whole.Type, "")
+					outer[inner.ready[key]] = whole
+				}
+				x = inner.ready[key]
+			}
 		}
 	}
 	return more

@@ -105,11 +105,14 @@ func (s *sharder) cached(key string, do func() *ir.Value) *ir.Value {
 // gather all-gathers a value along an axis. The tag lets the backward pass gather again instead of
 // saving the result.
 func (s *sharder) gather(v *ir.Value, axis string) *ir.Value {
-	return s.once(v, "gather "+axis, func() (y *ir.Value) {
+	return s.once(v, gathered(axis), func() (y *ir.Value) {
 		s.Tagged(ir.Gather, func() { y = s.AllGather(v, axis, v.Type.Place.On(axis)) })
 		return y
 	})
 }
+
+// gathered is the name of a value gathered along an axis, in the cache of resharded values.
+func gathered(axis string) string { return "gather " + axis }
 
 // shardSlice returns the device's slice of a replicated value.
 func (s *sharder) shardSlice(v *ir.Value, axis, dim string) *ir.Value {

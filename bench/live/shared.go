@@ -182,7 +182,7 @@ func (s *sharing) attention(each, attn, heads float64) {
 	if s.pp > 1 && attn == 1 {
 		times++
 	}
-	if s.p.CP.Kind == "ring" {
+	if s.p.CP.Ring() {
 		rounds = s.cp
 	}
 	queries, keys := float64(s.p.Seq)/s.cp, float64(s.p.Seq)/rounds
@@ -210,7 +210,7 @@ func (s *sharing) context(each, attn, kv float64) {
 	if s.cp == 1 {
 		return
 	}
-	if s.p.CP.Kind == "ring" {
+	if s.p.CP.Ring() {
 		s.meet(each*(2*(s.cp-1)*attn+2*s.cp), 4*s.tokens*kv)
 		s.add(ringing, s.cp-1)
 		s.scores += ringMasks

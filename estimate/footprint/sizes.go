@@ -87,8 +87,8 @@ func (p *Predictor) sizes(pl *plan.Plan) (*sizes, error) {
 	s.flow, s.whole, s.mlp = halves*s.flow, halves*s.whole, halves*s.mlp
 	if a := layer.Attention; a != nil {
 		s.attention, s.scores = a.Op, halves*a.Batch*a.M*a.N
-		if cut.Kind == "ring" {
-			s.scores /= cut.CP
+		if pl.CP.Ring() {
+			s.scores /= pl.CP.Shards()
 		}
 		if a.Op.Attrs.Int("documents") > 0 {
 			s.packed = halves * p.set.PackedWorkspace(a.Op.In[0].Type.Shape().Elements())

@@ -139,6 +139,9 @@ func Larger() []Row {
 		row("ring4 balance", func(p *plan.Plan) { p.CP = plan.CP{Size: 4, Kind: "ring", Balance: true} }),
 		row("balance4", func(p *plan.Plan) { p.CP = plan.CP{Size: 4, Kind: "gather", Balance: true} }),
 		row("a2a4", func(p *plan.Plan) { p.CP = plan.CP{Size: 4, Kind: "a2a"} }),
+		row("a2a2 ring2", func(p *plan.Plan) {
+			p.CP = plan.CP{Size: 4, Kind: "a2a+ring", Inner: 2, Balance: true}
+		}),
 		row("sp4 cp", func(p *plan.Plan) {
 			p.TP, p.CP = plan.TP{Size: 4, Sequence: true}, plan.CP{Size: 2, Kind: "gather"}
 		}),
