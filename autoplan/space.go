@@ -221,7 +221,8 @@ func (j *Job) contexts(tp, cp int64) (list []plan.CP) {
 	}
 	for _, kind := range []string{"ring", "a2a", "a2a+ring"} {
 		how := j.contextOf(kind, tp, cp)
-		a := kernels.Planned(*j.facts(), slices.Contains(j.Config.Windowed, true), elem, how, false)
+		a := kernels.Planned(*j.facts(), slices.Contains(j.Config.Windowed, true), elem, how, j.Seq,
+			false)
 		kernel, _ := kernels.For(j.Cluster.Arch()).Attention(a)
 		if kernel == kernels.CuDNN && how.Fits(j.Config.Heads, tp) &&
 			(kind != "a2a+ring" || how.Inner > 0) {

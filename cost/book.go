@@ -175,11 +175,15 @@ func (b *Book) like(c Sharding) Sharding {
 	if c.TP%2 == 0 && even {
 		c.TP = 2
 	}
+	like := c
 	switch {
 	case c.Inner == 0 && c.CP%2 == 0:
-		c.CP = 2
+		like.CP = 2
 	case c.Inner > 0 && c.Inner%2 == 0 && c.CP/c.Inner%2 == 0:
-		c.CP, c.Inner = 4, 2
+		like.CP, like.Inner = 4, 2
+	}
+	if (b.halo(c) > 0) == (b.halo(like) > 0) { // else attention differs
+		return like
 	}
 	return c
 }
@@ -187,6 +191,11 @@ func (b *Book) like(c Sharding) Sharding {
 // context is the plan's context parallelism.
 func (c *Sharding) context() plan.CP {
 	return plan.CP{Size: c.CP, Kind: c.Kind, Inner: c.Inner, Balance: c.Balance}
+}
+
+// halo is how many keys before its chunk a window needs.
+func (b *Book) halo(c Sharding) int64 {
+	return ir.Halo(b.model.Facts().Window, c.context().Chunk(c.Seq))
 }
 
 // loss builds the graph of a microbatch as training does, on a mesh without data axes.

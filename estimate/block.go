@@ -190,7 +190,7 @@ func (b *builder) attention(windowed bool) {
 	if c.MLA == nil {
 		b.part.attention, b.modules = b.forward.attention, tokens*4*heads/tp
 	}
-	b.contextEnds(heads*value/tp, keys/tp)
+	b.contextEnds(windowed, heads*value/tp, keys/tp)
 	b.tensorEnds(first, []string{"o"})
 }
 
@@ -213,7 +213,7 @@ func (b *builder) norms(second ...string) {
 func (b *builder) scores(windowed bool, heads, score, value float64) {
 	tokens, kernel := b.c.tokens(), b.e.kernel(b.c, windowed)
 	if kernel == kernels.Plain && !b.e.cluster.CPU() {
-		b.written(heads, score, value)
+		b.written(windowed, heads, score, value)
 		return
 	}
 	window := float64(b.c.seq)
@@ -224,10 +224,13 @@ func (b *builder) scores(windowed bool, heads, score, value float64) {
 	cp := b.c.cp()
 	switch shard := float64(b.c.seq) / float64(cp.Shards()); {
 	case cp.Shards() == 1:
+	case kernel == kernels.CuDNN && windowed: // all but the first chunk have all keys of the window
+		seen = window
 	case kernel == kernels.CuDNN && !b.c.balance:
-		// A ring in the order of the sequence (lower/stablehlo): each rank computes its own chunk under
-		// the causal mask and all other chunks in full, whether its queries see them or not. A zigzag
-		// ring computes what is seen.
+		// In the order of the sequence (lower/stablehlo) each rank of a ring computes its own chunk
+		// under the causal mask and all other chunks in full, whether its queries see them or not; of
+		// gathered keys, the last rank computes as much, and others wait for it. Balanced ranks compute
+		// what is seen.
 		seen = ir.MeanKeys(shard, shard) + float64(b.c.seq) - shard
 	case kernel == "" && !b.c.balance:
 		seen = lastKeys(float64(b.c.seq), window, shard)
@@ -260,13 +263,17 @@ func (b *builder) scores(windowed bool, heads, score, value float64) {
 
 // written adds attention of our own programs without a cuDNN kernel: every query meets every key,
 // masked or not, and the backward pass recomputes the scores. A ring does the same in smaller
-// chunks. The bytes of these kernels were counted, so the profile's factor on streams, which is
+// chunks; where a window needs a halo, queries meet the keys of their chunk and, the first of them,
+// the halo. The bytes of these kernels were counted, so the profile's factor on streams, which is
 // for uncounted kernels, is divided out.
-func (b *builder) written(heads, score, value float64) {
+func (b *builder) written(windowed bool, heads, score, value float64) {
 	tokens, seq := b.c.tokens(), float64(b.c.seq)
 	cp := b.c.cp()
 	batch := heads * float64(b.c.rows) / float64(cp.AllToAll())
 	queries := seq / float64(cp.Shards())
+	if h := b.halo(windowed); h > 0 {
+		seq = float64(cp.Chunk(b.c.seq)) * (1 + h*h)
+	}
 	prec, elem := dtype.FormatBF16, 2.0
 	if b.c.params.Bits() == 32 {
 		prec, elem = dtype.FormatF32, 4
@@ -290,13 +297,37 @@ func (e *Estimator) kernel(c *sharding, windowed bool) string {
 		return ""
 	}
 	kernel, _ := e.set.Attention(kernels.Planned(e.config.Facts(), windowed, c.params, c.cp(),
-		c.plain))
+		c.seq, c.plain))
 	return kernel
+}
+
+// halo is the share of its chunk that a window needs of the chunk before, in our own programs; 0
+// where it needs more, or where packed documents are masked.
+func (b *builder) halo(windowed bool) float64 {
+	cp := b.c.cp()
+	documents, _ := b.e.set.Documents(0, b.c.params, cp, b.c.plain)
+	if !windowed || cp.Shards() == 1 || documents > 0 || b.e.profile.Name != price.Own {
+		return 0
+	}
+	chunk := cp.Chunk(b.c.seq)
+	return float64(ir.Halo(b.e.config.Window, chunk)) / float64(chunk)
+}
+
+// joins adds joining the parts of attention in our own programs. out and keys are the elements per
+// token of the result, and of keys and values.
+func (b *builder) joins(windowed bool, out, keys float64) {
+	halo, cp := b.halo(windowed), b.c.cp()
+	if cp.Shards() == 1 ||
+		halo == 0 && !cp.Ring() && b.e.kernel(b.c, windowed) != kernels.CuDNN {
+		return // one attention, with a mask
+	}
+	tokens, j := b.c.tokens(), b.c.joins(halo)
+	b.stream(tokens*(j.results[0]*out+j.keys[0]*keys), tokens*(j.results[1]*out+j.keys[1]*keys))
 }
 
 // contextEnds adds the context-parallel collectives around attention. out and keys are the
 // elements per token of the result, and of keys and values.
-func (b *builder) contextEnds(out, keys float64) {
+func (b *builder) contextEnds(windowed bool, out, keys float64) {
 	if b.c.context == 1 {
 		return
 	}
@@ -319,16 +350,17 @@ func (b *builder) contextEnds(out, keys float64) {
 	}
 	g := b.c.contextGroup()
 	whole := tokens * float64(g.Size) * 2 * keys
+	if h := b.halo(windowed); h > 0 { // as many bytes are sent as in a gather of such shards
+		whole *= h / float64(g.Size-1)
+	}
 	gather := b.p.Collective(price.AllGather, whole, g)
 	reduce := b.p.Collective(price.ReduceScatter, whole, g)
 	hide := b.p.Profile().HideContext
 	if cp.Ring() { // chunks travel while the previous one is computed
 		hide = max(hide, 0.8)
 	}
-	if cp.Ring() && b.e.profile.Name == price.Own {
-		joins := tokens * float64(g.Size-1)
-		forward, backward := b.c.joinBytes()
-		b.stream(forward*joins*out, backward*joins*(out+keys))
+	if b.e.profile.Name == price.Own {
+		b.joins(windowed, out, keys)
 	}
 	b.forward.context += max((1-hide)*gather, gather-b.forward.attention)
 	back := gather + reduce

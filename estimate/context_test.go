@@ -17,28 +17,53 @@ func attentionOf(t *testing.T, profile string, cp plan.CP) float64 {
 	return mustPrice(t, estimator(t, "llama3.1-70b", p.Cluster, profile), p).Parts.Attention
 }
 
-// Context-parallel plans of our own stack are priced as they compile: gathered attention writes its
-// scores; a ring in sequence order calls cuDNN with every chunk in full, so that each device does
-// the work of the last one; a zigzag ring calls it with what is seen.
+// Context-parallel plans of our own stack are priced as they compile: in sequence order each device
+// of a ring calls cuDNN with every chunk in full, and the last one sees all gathered keys; balanced
+// chunks have what is seen.
 func TestContextParallelIsPricedAsItCompiles(t *testing.T) {
 	whole := attentionOf(t, "deepwell", plan.CP{Size: 1, Kind: "gather"})
-	for _, balance := range []bool{false, true} {
-		if got := attentionOf(t, "deepwell", plan.CP{Size: 8, Kind: "gather", Balance: balance}); got < 3*whole {
-			t.Errorf("gathered, balance %v: %.3g s, whole sequences %.3g s", balance, got, whole)
+	for _, kind := range []string{"gather", "ring"} {
+		for balance, want := range map[bool]float64{false: 15.0 / 8, true: 1} {
+			got := attentionOf(t, "deepwell", plan.CP{Size: 8, Kind: kind, Balance: balance})
+			if got /= whole; math.Abs(got/want-1) > 0.01 {
+				t.Errorf("%s, balance %v: %.3f times the attention of whole sequences, want %.3f", kind,
+					balance, got, want)
+			}
 		}
-	}
-	ring := attentionOf(t, "deepwell", plan.CP{Size: 8, Kind: "ring"})
-	if got, want := ring/whole, 15.0/8; math.Abs(got/want-1) > 0.01 {
-		t.Errorf("a ring has %.3f times the attention of whole sequences, want %.3f", got, want)
-	}
-	zigzag := attentionOf(t, "deepwell", plan.CP{Size: 8, Kind: "ring", Balance: true})
-	if got := zigzag / whole; math.Abs(got-1) > 0.01 {
-		t.Errorf("a zigzag ring has %.3f times the attention of whole sequences", got)
 	}
 	for _, cp := range []plan.CP{{Size: 8, Kind: "a2a"}, {Size: 8, Kind: "a2a+ring", Inner: 4, Balance: true}} {
 		if got := attentionOf(t, "deepwell", cp) / whole; math.Abs(got-1) > 0.01 {
 			t.Errorf("%+v has %.3f times the attention of whole sequences", cp, got)
 		}
+	}
+}
+
+// Layers with a window compute what it holds and send its halo, whatever the kind and however long
+// the sequence is; a window that begins before the previous chunk is attention that writes scores.
+func TestWindowsArePricedAsTheyCompile(t *testing.T) {
+	parts := func(cp plan.CP, seq int64) Parts {
+		p := base()
+		p.FSDP.Size, p.CP, p.PP = 8/cp.Size, cp, plan.PP{Size: 1, Schedule: "1f1b"}
+		p.Seq, p.Batch, p.Microbatches, p.Cluster = seq, 64, 8, "32xb200"
+		return mustPrice(t, estimator(t, "mistral-7b-v0.1", p.Cluster, "deepwell"), p).Parts
+	}
+	ring := plan.CP{Size: 4, Kind: "ring", Balance: true}
+	gather := ring
+	gather.Kind = "gather"
+	one := parts(ring, 32768)
+	if other := parts(gather, 32768); other.Attention != one.Attention {
+		t.Errorf("the attention of a window: %.3g s, gathered %.3g s", one.Attention, other.Attention)
+	}
+	two := parts(ring, 65536)
+	if got := two.Attention / one.Attention; got < 1.8 || got > 2.1 {
+		t.Errorf("twice the tokens have %.2f times the attention of a window", got)
+	}
+	if two.Context > 1.5*one.Context {
+		t.Errorf("halos of a sequence twice as long take %.3g s instead of %.3g s", two.Context, one.Context)
+	}
+	if short := parts(ring, 16384); short.Attention < one.Attention {
+		t.Errorf("a window longer than a chunk takes %.3g s, a shorter one %.3g s", short.Attention,
+			one.Attention)
 	}
 }
 

@@ -191,11 +191,10 @@ func (b *pricer) attends(item *cost.Item, into *phase) {
 		b.input.attention += part * one.input.attention
 	}
 	b.dropped += part * one.dropped
-	if cp.Ring() {
-		joins := part * b.c.tokens() * float64(cp.AllToAll()*(cp.Shards()-1)) * float64(item.K)
+	if cp.Shards() > 1 {
+		elements := part * float64(item.K) * float64(cp.AllToAll())
 		keys := float64(item.Op.In[1].Type.Size(ir.KVHeads)) * 2
-		forward, backward := b.c.joinBytes()
-		b.stream(forward*joins*heads, backward*joins*(heads+keys))
+		b.joins(item.Op.Attrs.Int("window") > 0, elements*heads, elements*keys)
 	}
 }
 

@@ -205,13 +205,36 @@ func (c *sharding) sorted() float64 {
 	return 2
 }
 
-// joinBytes is the memory traffic of a ring in bytes for each element that a move adds: to results,
-// and to gradients of Q, K and V. Sums are f32, what comes is bf16: 4 + 2 read, 4 written. A zigzag
-// ring selects the half of the results that the move was for, 4 + 4 read and 4 written once more,
-// and the halves of Q, K and V that it reads.
-func (c *sharding) joinBytes() (forward, backward float64) {
-	if c.balance {
-		return 22, 16
+// A joining is the memory traffic of joining the parts of attention, in bytes forward and backward
+// for each element of a device's results, and of its keys and values.
+type joining struct{ results, keys [2]float64 }
+
+// joins is what our own programs move beside cuDNN's calls (package lower/stablehlo). halo is the
+// share of a chunk that is its halo, 0 without one.
+//
+// A ring adds to results, and to gradients of Q, K and V, with each move. Sums are f32, what comes
+// is bf16: 4 + 2 read, 4 written. A zigzag ring selects the half of the results that the move was
+// for, 4 + 4 read and 4 written once more, and the halves of Q, K and V that it reads.
+//
+// Gathered keys join each chunk with the keys before it once: 2 + 2 read, 2 written. Balanced
+// chunks are copied, 2 + 2 for each tensor that goes with queries, and three quarters of the
+// gathered keys are put into order twice. Gradients of gathered keys are added up in f32 and
+// rounded.
+//
+// With a halo, tensors of as many queries and keys are sliced and reversed, and the rest of the
+// chunk is copied once.
+func (c *sharding) joins(halo float64) joining {
+	cp := c.cp()
+	n := float64(cp.Shards())
+	switch {
+	case halo > 0:
+		return joining{[2]float64{4 + 14*halo, 4 + 22*halo}, [2]float64{8 * halo, 4 + 18*halo}}
+	case cp.Ring() && c.balance:
+		return joining{[2]float64{22 * (n - 1), 16 * (n - 1)}, [2]float64{0, 16 * (n - 1)}}
+	case cp.Ring():
+		return joining{[2]float64{10 * (n - 1), 10 * (n - 1)}, [2]float64{0, 10 * (n - 1)}}
+	case c.balance:
+		return joining{[2]float64{6 + 4, 6 + 3*4}, [2]float64{6 * n, (6 + 13) * n}}
 	}
-	return 10, 10
+	return joining{[2]float64{6, 6}, [2]float64{0, 12 * n}}
 }

@@ -103,6 +103,13 @@ func attentions() []operation {
 			build: attention(ir.Attention{Causal: true})},
 		{name: "attention, window", bound: boundAttention,
 			build: attention(ir.Attention{Causal: true, Window: 48})},
+		{name: "attention, lengths", bound: boundAttentionGrad, grad: true,
+			build: func(b *ir.Builder) []*ir.Value {
+				q, k, v := heads(b)
+				rows := typ(dtype.S32, dim("batch", 2))
+				lengths := b.Add(b.Iota(rows, "batch"), b.Fill(rows, 77)) // of 128 keys
+				return []*ir.Value{b.Attend(q, k, v, ir.Attention{Scale: headScale, KeyLengths: lengths})}
+			}},
 		{name: "log-sum-exp", bound: boundGEMM, build: func(b *ir.Builder) []*ir.Value {
 			q, k, v := heads(b)
 			return b.Op("attention", map[string]any{"scale": headScale, "causal": true}, q, k, v)[1:2]

@@ -121,6 +121,7 @@ var tests = map[string]struct {
 	"log-sum-exp":    {[]string{"log-sum-exp", "merged pair"}, "attention-mask"},
 	"attention-grad": {[]string{"attention gradient"}, "attention-mask"},
 
+	"attention-lengths":  {[]string{"attention, lengths"}, "attention"},
 	"attention-segments": {[]string{"documents"}, "attention-mask"},
 }
 

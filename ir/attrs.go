@@ -17,7 +17,7 @@ var attributes = func() map[string]map[string]string {
 	const (
 		gemm = "over:l in:s to:s fprop:s dgrad:s wgrad:s slot:i layer:i swap:b"
 		move = "axis:s dim:s sum:s prefetch:b"
-		attn = "scale:f causal:b window:i softcap:f in:s placed:b ring:s balanced:b plain:b " +
+		attn = "scale:f causal:b window:i softcap:f in:s lengths:b placed:b ring:s balanced:b plain:b " +
 			"documents:i"
 		loss = "dim:s axis:s valid:i"
 		bits = "along:l format:s hadamard:b tile:b stochastic:b tensor:i"

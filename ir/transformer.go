@@ -172,19 +172,68 @@ const (
 	MLPDim   = "mlp"
 )
 
-// MaskArgs returns the arguments of an attention, or its gradient, that its mask depends on: the
-// document numbers and the positions in the sequence. Each list is empty or has two values, for
-// queries and for keys.
-func (op *Op) MaskArgs() (segments, places []*Value) {
-	first := 3
+// attentionArgs is the number of arguments of an attention, or its gradient, before those that its
+// mask depends on.
+func (op *Op) attentionArgs() int {
+	n := 3
 	if op.Kind == "attention_grad" {
-		first = 6
+		n = 6
 	}
-	rest := op.In[min(first, len(op.In)):]
+	return min(n, len(op.In))
+}
+
+// KeyLengths returns the index of the argument that says how many keys of each row are seen, from
+// the first on; 0 if all are.
+func (op *Op) KeyLengths() int {
+	if n := op.attentionArgs(); op.Attrs.Bool("lengths") && n < len(op.In) {
+		return n
+	}
+	return 0
+}
+
+// MaskArgs returns the arguments of an attention, or its gradient, that its mask depends on beside
+// lengths: the document numbers and the positions in the sequence. Each list is empty or has two
+// values, for queries and for keys.
+func (op *Op) MaskArgs() (segments, places []*Value) {
+	rest := op.In[op.attentionArgs():]
+	if op.KeyLengths() > 0 {
+		rest = rest[1:]
+	}
 	if op.Attrs.Bool("placed") && len(rest) >= 2 {
 		return rest[:len(rest)-2], rest[len(rest)-2:]
 	}
 	return rest, nil
+}
+
+// Halo is how many keys of the chunk before its own a query sees at most, where devices have chunks
+// of a sequence (context parallelism), if its window begins within that chunk: all that a device
+// needs of others. It is 0 if the window begins earlier.
+func Halo(window, chunk int64) int64 {
+	if n := window - 1; n > 0 && n <= chunk {
+		return n
+	}
+	return 0
+}
+
+// Halo is the halo of an attention of seq queries on one device; 0 where packed documents are
+// masked from each other.
+func (a Attrs) Halo(seq int64, documents bool) int64 {
+	if documents || !a.Bool("causal") {
+		return 0
+	}
+	if a.Bool("balanced") {
+		seq /= 2
+	}
+	return Halo(a.Int("window"), seq)
+}
+
+// Halo is [Attrs.Halo] of a ring: an attention, or its gradient, that asks others for nothing else.
+func (op *Op) Halo() int64 {
+	if op.Attrs.Text("ring") == "" {
+		return 0
+	}
+	segments, _ := op.MaskArgs()
+	return op.Attrs.Halo(op.In[0].Type.Size(Seq), len(segments) > 0)
 }
 
 // allKeys is the type of all keys that queries see. In a ring each device holds a shard [keys/n]
@@ -203,8 +252,17 @@ func allKeys(g *Graph, op *Op) Type {
 func inferAttention(g *Graph, op *Op) ([]Type, error) {
 	segments, places := op.MaskArgs()
 	pairs := len(segments) == 0 || len(segments) == 2
-	if len(op.In) < 3 || !pairs || op.Attrs.Bool("placed") != (places != nil) {
+	if len(op.In) < 3 || !pairs || op.Attrs.Bool("placed") != (places != nil) ||
+		op.Attrs.Bool("lengths") != (op.KeyLengths() > 0) {
 		return nil, fmt.Errorf("takes queries, keys, values and pairs, got %d arguments", len(op.In))
+	}
+	if at := op.KeyLengths(); at > 0 {
+		k, have := op.In[1].Type, op.In[at].Type
+		want := Type{Elem: dtype.S32, Dims: Without(k.Dims, Keys, KVHeads, HeadDim)}
+		want.Place = lists.Filter(k.Place, func(s AxisSharding) bool { return want.Index(s.Dim) >= 0 })
+		if !have.Equal(want) {
+			return nil, fmt.Errorf("the lengths of %s are %s, not %s", k, have, want)
+		}
 	}
 	if err := inferBeside(g, op, "segments", segments, func(x Type, i int) []Dim {
 		return Without(x.Dims, []string{Heads, KVHeads}[i], HeadDim)
@@ -431,6 +489,9 @@ type Attention struct {
 	// query and the first key stand at the same place, and the others follow. Both or neither are
 	// given.
 	Places, KeyPlaces *Value
+	// KeyLengths is how many keys of each row are seen, from the first on, at least one; nil means
+	// all.
+	KeyLengths *Value
 	// OperandType is the element type that q, k, v and the probabilities are rounded to before each
 	// matmul; Invalid means no rounding.
 	OperandType dtype.DType
@@ -442,8 +503,12 @@ type Attention struct {
 func (b *Builder) Attend(q, k, v *Value, how Attention) *Value {
 	a := map[string]any{"scale": how.Scale, "causal": how.Causal, "in": spelled(how.OperandType),
 		"window": some(max(how.Window, 0)), "softcap": some(max(how.SoftCap, 0)),
-		"placed": how.Places != nil, "plain": how.Plain, "documents": some(how.Documents)}
+		"placed": how.Places != nil, "plain": how.Plain, "documents": some(how.Documents),
+		"lengths": how.KeyLengths != nil}
 	in := []*Value{q, k, v}
+	if how.KeyLengths != nil {
+		in = append(in, how.KeyLengths)
+	}
 	if how.Segments != nil {
 		in = append(in, how.Segments, how.KeySegments)
 	}

@@ -169,7 +169,8 @@ func crossEntropyWork(g *Graph, op *Op) Work {
 // attentionWork counts queries against all keys of the sequence; what a mask leaves out, and what a
 // kernel computes nevertheless, is for those to say who know the kernel. In a ring a device passes
 // its keys and values to the next n−1 times; on the way back partial sums of their gradients travel
-// in f32, and the first term and the rounded sum in the type of the keys.
+// in f32, and the first term and the rounded sum in the type of the keys. If a window needs only a
+// halo, that travels instead, once for each chunk of a device, and its gradient back.
 func attentionWork(g *Graph, op *Op) Work {
 	q, k := op.In[0].Type, op.In[1].Type
 	keys := allKeys(g, op).Size(Keys)
@@ -183,7 +184,18 @@ func attentionWork(g *Graph, op *Op) Work {
 	add := func(count, bytes int64, of *Value) {
 		w.Sends = append(w.Sends, Send{Permute, []string{axis}, count, bytes, of})
 	}
+	halo, chunks := op.Halo(), int64(1)
+	if op.Attrs.Bool("balanced") {
+		chunks = 2
+	}
 	for _, v := range op.In[1:3] {
+		if halo > 0 {
+			bytes := k.Shape().Bytes() / k.Size(Keys) * halo
+			if add(chunks, bytes, v); op.Kind == "attention_grad" {
+				add(chunks, bytes, nil)
+			}
+			continue
+		}
 		add(n-1, k.Shape().Bytes(), v)
 		if op.Kind == "attention_grad" {
 			add(n-2, 4*elements, nil)

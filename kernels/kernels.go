@@ -78,11 +78,13 @@ type Attention struct {
 	Capped bool // scores have a soft cap
 	// Documents tells that packed documents of a sequence are masked from each other.
 	Documents bool
-	// Part tells that a device has some of a sequence's queries (context parallelism); Ring, that keys
-	// and values travel around a ring; Balanced, that a device has a shard from the front and one from
-	// the back, to even out a causal mask.
-	Part, Ring, Balanced bool
-	Plain                bool // the plan asks for it
+	Lengths   bool // each row has its own number of keys
+	// Chunk is the tokens of each chunk of a sequence of which a device has one, or two with
+	// balancing (context parallelism); 0 if it has whole sequences. Ring tells that keys and values
+	// travel around a ring, instead of being gathered.
+	Chunk int64
+	Ring  bool
+	Plain bool // the plan asks for it
 }
 
 // Attention chooses the kernel of an attention, and says why.
@@ -96,6 +98,14 @@ func (s *Selector) Attention(a Attention) (kernel, why string) {
 	if why := s.againstCuDNN(a); why != "" {
 		return Plain, why
 	}
+	switch {
+	case a.Chunk > 0 && a.Window > 0:
+		return CuDNN, "chunks and the keys that a window sees of the chunk before are cuDNN's calls"
+	case a.Chunk > 0 && a.Ring:
+		return CuDNN, "chunks of a ring are cuDNN's calls, without a mask or with the causal one"
+	case a.Chunk > 0:
+		return CuDNN, "chunks are cuDNN's calls, and so are the gathered keys before them, by length"
+	}
 	return CuDNN, "cuDNN supports this shape"
 }
 
@@ -105,8 +115,13 @@ func (s *Selector) Attends(op *ir.Op) (kernel, why string) {
 	segments, places := op.MaskArgs()
 	a := Attention{Elem: q.Elem, Head: q.Size(ir.HeadDim), Window: op.Attrs.Int("window"),
 		Causal: op.Attrs.Bool("causal"), Capped: op.Attrs.Float("softcap") > 0,
-		Documents: len(segments) > 0, Part: len(places) > 0, Ring: op.Attrs.Text("ring") != "",
-		Balanced: op.Attrs.Bool("balanced"), Plain: op.Attrs.Bool("plain")}
+		Documents: len(segments) > 0, Lengths: op.KeyLengths() > 0, Ring: op.Attrs.Text("ring") != "",
+		Plain: op.Attrs.Bool("plain")}
+	if len(places) > 0 {
+		if a.Chunk = q.Size(ir.Seq); op.Attrs.Bool("balanced") {
+			a.Chunk /= 2
+		}
+	}
 	kernel, why = s.Attention(a)
 	names := ir.Names(q.Dims)
 	batched := len(names) == 4 && slices.Equal(names[1:], []string{ir.Seq, ir.Heads, ir.HeadDim})
@@ -128,16 +143,21 @@ func (s *Selector) againstCuDNN(a Attention) string {
 		return fmt.Sprintf("cuDNN wants bf16 or f16, not %s", a.Elem)
 	case a.Head > 256 || a.Head%8 != 0:
 		return fmt.Sprintf("cuDNN wants a head of at most 256 in steps of 8, not %d", a.Head)
-	case a.Documents && (a.Part || !a.Causal):
+	case a.Documents && (a.Chunk > 0 || !a.Causal):
 		return "cuDNN's segments are causal, of whole sequences"
-	case a.Part && !a.Ring:
-		return "cuDNN's call takes all queries of a sequence, not one device's shard"
 	case a.Capped:
 		return "cuDNN's call has no soft cap"
-	case a.Window > 0 && a.Ring:
-		return "a window may end within a shard of the ring"
 	case a.Window > 0 && !a.Causal:
 		return "cuDNN's window is causal"
+	case a.Lengths && (a.Causal || a.Chunk > 0):
+		return "lengths are for calls without another mask"
+	case a.Chunk > 0 && !a.Causal:
+		return "chunks of a sequence are computed under a causal mask"
+	case a.Chunk > 0 && a.Window > 1 && ir.Halo(a.Window, a.Chunk) == 0:
+		return fmt.Sprintf("a window of %d keys begins before the previous chunk, of %d tokens", a.Window,
+			a.Chunk)
+	case a.Chunk > 0 && a.Window > 0 && a.Window < 3:
+		return "cuDNN has no call for a single query"
 	}
 	return ""
 }

@@ -70,9 +70,10 @@ func (s *Selector) Documents(most int64, precision dtype.DType, how plan.CP, pla
 }
 
 // Planned is the attention of a model's layers, with a window or without, in an element type, under
-// a plan's context parallelism. It predicts what package spmd writes into the plan's graph, so that
-// its kernel can be priced before there is a graph.
-func Planned(c model.Facts, windowed bool, elem dtype.DType, cut plan.CP, plain bool) Attention {
+// a plan's context parallelism of sequences of seq tokens. It predicts what package spmd writes
+// into the plan's graph, so that its kernel can be priced before there is a graph.
+func Planned(c model.Facts, windowed bool, elem dtype.DType, cut plan.CP, seq int64,
+	plain bool) Attention {
 	a := Attention{Elem: elem, Head: c.HeadDim, Causal: true, Capped: c.AttnCap > 0, Plain: plain}
 	if c.MLA != nil {
 		a.Head = c.MLA.NoPE + c.MLA.Rope
@@ -81,7 +82,7 @@ func Planned(c model.Facts, windowed bool, elem dtype.DType, cut plan.CP, plain 
 		a.Window = c.Window
 	}
 	if cut.Shards() > 1 {
-		a.Part, a.Ring, a.Balanced = true, cut.Ring(), cut.Balance
+		a.Chunk, a.Ring = cut.Chunk(seq), cut.Ring()
 	}
 	return a
 }

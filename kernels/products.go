@@ -127,7 +127,8 @@ func (s *Selector) QueryBlocks(op *ir.Op, gemm dtype.DType, queries, keys int64)
 	if gemm != dtype.F32 {
 		n = min(n, 2)
 	}
-	if !op.Attrs.Bool("causal") || op.Attrs.Bool("placed") || queries != keys || n < 2 {
+	if !op.Attrs.Bool("causal") || op.Attrs.Bool("placed") || op.Attrs.Bool("lengths") ||
+		queries != keys || n < 2 {
 		return []QueryBlock{{0, queries, 0, keys}}
 	}
 	s.Note(Choice{"attention", "in query blocks", "keys that no query of a block sees are left out"})

@@ -24,7 +24,6 @@ var unprinted = map[string]string{
 
 // unprobed are the operations with a gradient but without a probe, and where they are tested.
 var unprobed = map[string]string{
-	"fill":           "it has no arguments",
 	"iota":           "it has no arguments",
 	"stop_gradient":  "nothing flows through it",
 	"repeat":         "the models of ir/grad_test.go",

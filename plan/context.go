@@ -39,6 +39,15 @@ func (a CP) Chunks() int64 {
 	return max(a.Size, 1)
 }
 
+// Chunk is how many tokens of a sequence of seq, one after another, attention has on a device: a
+// shard, or with balancing half of one.
+func (a CP) Chunk(seq int64) int64 {
+	if a.Balance {
+		return seq / a.Shards() / 2
+	}
+	return seq / a.Shards()
+}
+
 // Fits reports whether a model's heads, of which a device under tp has a part, can be divided among
 // the devices of an all-to-all. KV heads that do not divide are copied.
 func (a CP) Fits(heads, tp int64) bool { return heads/max(tp, 1)%a.AllToAll() == 0 }

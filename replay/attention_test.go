@@ -13,6 +13,7 @@ type attentionCase struct {
 	window                            int
 	causal                            bool
 	segments                          []segment // packed sequences, if there are any
+	lengths                           []float64 // of keys, by sequence; nil means all
 }
 
 // A segment is the tokens from start on, in all sequences of a batch one after another.
@@ -20,8 +21,9 @@ type segment struct{ start, length int }
 
 // sees tells whether query i sees key j, both counted through the batch.
 func (c attentionCase) sees(i, j int) bool {
+	row := i / c.seq
 	if c.segments == nil {
-		if i/c.seq != j/c.keys {
+		if row != j/c.keys {
 			return false
 		}
 		i, j = i%c.seq, j%c.keys
@@ -30,6 +32,9 @@ func (c attentionCase) sees(i, j int) bool {
 	if c.segments != nil && !slices.ContainsFunc(c.segments, func(s segment) bool {
 		return in(s, i) && in(s, j)
 	}) {
+		return false
+	}
+	if c.lengths != nil && j >= int(c.lengths[row]) {
 		return false
 	}
 	return !c.causal || j <= i && (c.window == 0 || j > i-c.window)
@@ -44,6 +49,8 @@ func (c attentionCase) config(grad bool) string {
 	}
 	if c.segments != nil {
 		mask = "PADDING_" + mask
+	} else if c.lengths != nil {
+		mask = "PADDING"
 	}
 	dims := func(name, lc, rc, lb, rb string) string {
 		return fmt.Sprintf(`"%s_dot_dimension_numbers":{"lhs_contracting_dimensions":["%s"],`+
@@ -112,6 +119,7 @@ func attentionExamples() (list []example) {
 		{name: "causal", batch: 2, seq: 6, keys: 6, heads: 4, kv: 2, head: 8, causal: true},
 		{name: "no mask", batch: 1, seq: 4, keys: 6, heads: 2, kv: 2, head: 8},
 		{name: "window", batch: 1, seq: 7, keys: 7, heads: 2, kv: 1, head: 8, causal: true, window: 3},
+		{name: "lengths", batch: 2, seq: 4, keys: 6, heads: 2, kv: 1, head: 8, lengths: []float64{2, 5}},
 		{name: "packed", batch: 2, seq: 6, keys: 6, heads: 4, kv: 2, head: 8, causal: true,
 			segments: []segment{{0, 3}, {8, 4}, {3, 5}, {12, 0}}},
 		{name: "packed window", batch: 1, seq: 7, keys: 7, heads: 2, kv: 1, head: 8, causal: true,
@@ -174,6 +182,11 @@ func (c attentionCase) placed(lse []float64) (list []float64) {
 // packing are the operands of packed sequences, from a parameter on, and their values: lengths of
 // queries and keys, offsets of queries and keys.
 func (c attentionCase) packing(b *builder, from int64) (params []int64, values [][][]float64) {
+	if c.lengths != nil { // all queries are within their lengths
+		queries := slices.Repeat([]float64{float64(c.seq)}, c.batch)
+		s := arr(typeS32, []int64{int64(c.batch)})
+		return []int64{b.param(from, s), b.param(from+1, s)}, one(queries, c.lengths)
+	}
 	if c.segments == nil {
 		return nil, nil
 	}

@@ -134,17 +134,21 @@ func (w *writer) allocated(s *site) []*value {
 	if s.shape.isTuple() {
 		w.refuse(diag.ReplayCall, "%s has several results", s.target)
 	}
-	to := w.held(s.shape)
-	row := elemRows[to.typ]
+	return []*value{w.uninitialized(s.shape)}
+}
+
+// uninitialized is memory to which nothing was written, as the options fill it.
+func (w *writer) uninitialized(shape *shape) *value {
+	to := w.held(shape)
 	switch {
 	case w.options.Fill == Zeros || to.typ == typePred:
-		return []*value{w.filled(to, 0)}
-	case w.options.Fill == NaNs && row.float:
-		return []*value{w.full(s.shape.typ, to.dims, math.NaN())}
+		return w.filled(to, 0)
+	case w.options.Fill == NaNs && elemRows[to.typ].float:
+		return w.full(shape.typ, to.dims, math.NaN())
 	case w.options.Fill == NaNs:
-		return []*value{w.filled(to, -1)}
+		return w.filled(to, -1)
 	}
-	return []*value{w.scrambled(to)}
+	return w.scrambled(to)
 }
 
 // filled is an array of equal whole numbers.

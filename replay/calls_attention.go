@@ -31,6 +31,8 @@ type attentionConfig struct {
 	QueryGrad dotConfig `json:"bmm1_grad_gemm2_dot_dimension_numbers"` // dS · K
 	ValueGrad dotConfig `json:"bmm2_grad_gemm1_dot_dimension_numbers"` // Pᵀ · dO
 	ProbGrad  dotConfig `json:"bmm2_grad_gemm2_dot_dimension_numbers"` // dO · Vᵀ
+
+	lengths []*value // of the queries and of the keys of each sequence, s32 [batch]; none without
 }
 
 // attentionScores is what the shape of the scores has beside its dimensions.
@@ -44,11 +46,16 @@ type attentionScores struct {
 // readAttention reads the configuration of a call that must have this number of operands.
 func (w *writer) readAttention(s *site, operands int) (g attentionConfig) {
 	w.readConfig(s, "cudnn_fmha_backend_config", &g)
-	packed, masks := g.Segments > 1, []string{"CAUSAL", "NO_MASK"}
-	if packed {
-		operands += 4 // lengths and offsets of the segments of queries and of keys
+	packed, masks := g.Segments > 1, []string{"CAUSAL", "NO_MASK", "PADDING"}
+	more := 0 // operands of one dimension
+	switch {
+	case packed:
+		more = 4 // lengths and offsets of the segments of queries and of keys
 		masks = []string{"PADDING_CAUSAL", "PADDING"}
+	case g.Mask == "PADDING":
+		more = 2 // lengths of queries and of keys
 	}
+	operands += more
 	switch {
 	case !slices.Contains(masks, g.Mask):
 		w.refuse(diag.ReplayCall, "%s has the mask %s and %d segments", s.target, g.Mask, g.Segments)
@@ -60,12 +67,46 @@ func (w *writer) readAttention(s *site, operands int) (g attentionConfig) {
 		w.refuse(diag.ReplayCall, "%s has %d operands, of which replay knows %d: bias, sequence "+
 			"lengths and offsets have no rule", s.target, len(s.values), operands)
 	}
+	if more == 2 {
+		g.lengths = w.lengths(s)
+	}
 	for i, v := range s.values {
-		if n := len(v.shape.dims); n != 3 && n != 4 && (n != 1 || !packed || i < operands-4) {
+		if n := len(v.shape.dims); n != 3 && n != 4 && (n != 1 || i < operands-more) {
 			w.refuse(diag.ReplayCall, "%s has an operand of dimensions %v", s.target, v.shape.dims)
 		}
 	}
 	return g
+}
+
+// lengths are the last two operands: how many queries, and how many keys, each sequence has.
+func (w *writer) lengths(s *site) []*value {
+	list := s.values[len(s.values)-2:]
+	for _, v := range list {
+		if v.shape.typ != typeS32 || !slices.Equal(v.shape.dims, s.values[0].shape.dims[:1]) {
+			w.refuse(diag.ReplayCall, "%s has lengths %v of %d sequences", s.target, v.shape.dims,
+				s.values[0].shape.dims[0])
+		}
+	}
+	return list
+}
+
+// within tells where an index along a dimension is below the length of its sequence.
+func (w *writer) within(length *value, dims []int64, along int64) *value {
+	return w.compare("LT", w.iota(typeS32, dims, along), w.broadcast(length, dims, 0))
+}
+
+// written leaves what a call with lengths writes, of a result [batch, heads, tokens, ...] that has
+// queries (side 0) or keys (1): beyond the length of a sequence, or of queries without a key, memory
+// holds anything.
+func (w *writer) written(x *value, g attentionConfig, side int) *value {
+	if len(g.lengths) == 0 {
+		return x
+	}
+	dims := x.shape.dims
+	keys := w.broadcast(g.lengths[1], dims, 0)
+	known := w.elementwise("and", w.within(g.lengths[side], dims, 2),
+		w.compare("GT", keys, w.fullInt(typeS32, dims, 0)))
+	return w.choose(known, x, w.uninitialized(x.shape))
 }
 
 // A place says where the dimensions batch, heads, sequence and head size of an operand are.
@@ -139,6 +180,10 @@ func (w *writer) scores(s *site, q, k *value, g attentionConfig) *value {
 	if g.Mask == "NO_MASK" {
 		return x
 	}
+	if g.Mask == "PADDING" {
+		seen := w.elementwise("and", w.within(g.lengths[0], dims, 2), w.within(g.lengths[1], dims, 3))
+		return w.choose(seen, x, w.full(typeF32, dims, masked))
+	}
 	if dims[2] != dims[3] {
 		w.refuse(diag.ReplayCall, "%s masks scores of %d queries and %d keys", s.target, dims[2],
 			dims[3])
@@ -167,9 +212,9 @@ func (w *writer) attention(s *site) []*value {
 	} else {
 		o, lse = w.softmaxed(s, q, v, w.scores(s, q, w.repeated(s, k, q.shape.dims[1]), g))
 	}
-	out := []*value{w.convert(o, s.shape.results()[0].typ)}
+	out := []*value{w.written(w.convert(o, s.shape.results()[0].typ), g, 0)}
 	if len(s.shape.results()) > 2 {
-		out = append(out, lse)
+		out = append(out, w.written(lse, g, 0))
 	}
 	return out
 }
@@ -214,7 +259,7 @@ func (w *writer) attentionGrad(s *site) []*value {
 	}
 	for i, x := range grads {
 		if i < len(s.shape.results()) {
-			grads[i] = w.convert(x, s.shape.results()[i].typ)
+			grads[i] = w.written(w.convert(x, s.shape.results()[i].typ), g, min(i, 1))
 		}
 	}
 	return grads

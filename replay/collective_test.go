@@ -132,7 +132,7 @@ func startExample(x [][]float64) example {
 // permuteExample passes numbers around a ring.
 func permuteExample(x [][]float64) example {
 	b := newBuilder("permute")
-	s := arr(typeF32, []int64{6})
+	s := arr(typeF32, []int64{2, 3})
 	var pairs msg
 	for d := range int64(4) {
 		pairs = pairs.Bytes(52, msg(nil).Int(1, d).Int(2, (d+1)%4))

@@ -66,6 +66,37 @@ func swapped(a, b int) func(*writer, *site) (bool, *value) {
 	}
 }
 
+// lengthened is a call with the mask PADDING that sees a chunk more than the length at an operand.
+func lengthened(at int) func(*writer, *site) (bool, *value) {
+	return func(w *writer, s *site) (bool, *value) {
+		if len(s.values) != at+1 {
+			return false, nil
+		}
+		x := s.values[at]
+		chunk := s.values[0].shape.dims[1]
+		s.values[at] = w.elementwise("add", x, w.fullInt(typeS32, x.shape.dims, chunk))
+		return true, nil
+	}
+}
+
+// rotated moves the elements of a dimension by n, the first ones to its end.
+func rotated(w *writer, x *value, along int, n int64) *value {
+	part := func(from, to int64) *value {
+		var attrs wire.Msg
+		dims := slices.Clone(x.shape.dims)
+		for i, d := range x.shape.dims {
+			lo, hi := int64(0), d
+			if i == along {
+				lo, hi = from, to
+			}
+			dims[i], attrs = hi-lo, attrs.Bytes(17, wire.Msg(nil).Int(1, lo).Int(2, hi).Int(3, 1))
+		}
+		return w.add("slice", exact(x.shape.typ, dims...), attrs, x)
+	}
+	return w.add("concatenate", exact(x.shape.typ, x.shape.dims...), dimensions(int64(along)),
+		part(n, x.shape.dims[along]), part(0, n))
+}
+
 const gemmPart, attentionPart = "gemm_backend_config", "cudnn_fmha_backend_config"
 
 // faults has one row for each kind of call, collective and view, and more for those with most ways
@@ -132,7 +163,18 @@ var faults = []fault{
 			g["sliding_window_length"] = was - 1
 			return was > 1
 		})},
+	{"length of the next chunk", "__cudnn$fmhaSoftmax", lengthened(4)},
+	{"length of the next chunk backward", "__cudnn$fmhaSoftmaxBackward", lengthened(7)},
 	{"keys and values swapped", "__cudnn$fmhaSoftmax", swapped(1, 2)},
+	{"chunks of keys swapped", "__cudnn$fmhaSoftmax", func(w *writer, s *site) (bool, *value) {
+		d := s.values[1].shape.dims // [batch · chunks, keys, heads, head]
+		if d[0]%2 > 0 {
+			return false, nil
+		}
+		x := w.reshape(s.values[1], append([]int64{d[0] / 2, 2}, d[1:]...)...)
+		s.values[1] = w.reshape(rotated(w, x, 1, 1), d...)
+		return true, nil
+	}},
 	{"dO and O swapped", "__cudnn$fmhaSoftmaxBackward", swapped(4, 5)},
 	{"log-sum-exp of base 2", "__cudnn$fmhaSoftmaxBackward", func(w *writer, s *site) (bool, *value) {
 		x := s.values[3]
@@ -183,6 +225,14 @@ var faults = []fault{
 			}
 		}
 		s.kept = pairs
+		return true, nil
+	}},
+	{"halo one key late", "collective-permute", func(w *writer, s *site) (bool, *value) {
+		d := s.values[0].shape.dims
+		if len(d) < 2 || d[1]%2 == 0 { // a window's halo is odd, a chunk is not
+			return false, nil
+		}
+		s.values[0] = rotated(w, s.values[0], 1, 1)
 		return true, nil
 	}},
 	{"not exchanged", "all-to-all", func(w *writer, s *site) (bool, *value) {
@@ -274,20 +324,22 @@ func TestFaultsInPrograms(t *testing.T) {
 	planted := map[step.Kind]map[string]bool{step.Gradient: {}, step.Evaluate: {}}
 	var wg sync.WaitGroup
 	for _, c := range []struct {
-		kind         step.Kind
-		format, plan string
+		kind                step.Kind
+		model, format, plan string
 	}{
-		{step.Gradient, "bf16", "one"}, {step.Gradient, "bf16", "fsdp8"},
-		{step.Gradient, "bf16", "cp4 ring fsdp2"}, {step.Gradient, "mxfp8", "one"},
-		{step.Evaluate, "mxfp8", "fsdp8 of 3 layers"}, {step.Evaluate, "bf16", "tp2 fsdp4"},
-		{step.Evaluate, "bf16", "cp4 ring fsdp2"},
+		{step.Gradient, "llama", "bf16", "one"}, {step.Gradient, "llama", "bf16", "fsdp8"},
+		{step.Gradient, "llama", "bf16", "cp4 ring fsdp2"}, {step.Gradient, "llama", "mxfp8", "one"},
+		{step.Gradient, "qwen3 windows", "bf16", "cp2 gather balanced fsdp4"},
+		{step.Evaluate, "llama", "mxfp8", "fsdp8 of 3 layers"},
+		{step.Evaluate, "llama", "bf16", "tp2 fsdp4"},
+		{step.Evaluate, "llama", "bf16", "cp4 ring fsdp2"},
 	} {
-		p := programOf(t, c.kind, c.format, c.plan)
+		p := programOf(t, c.model, c.kind, c.format, c.plan)
 		names, programs := plantAll(t, r, p, planted[c.kind])
 		wg.Go(func() { findAll(t, r, p, names, programs) })
 	}
 	wg.Wait()
-	for kind, least := range map[step.Kind]int{step.Gradient: 16, step.Evaluate: 14} {
+	for kind, least := range map[step.Kind]int{step.Gradient: 20, step.Evaluate: 14} {
 		t.Logf("%d of %d faults fit into programs of kind %s", len(planted[kind]), len(faults), kind)
 		if len(planted[kind]) < least {
 			t.Errorf("only %d faults were planted: %v", len(planted[kind]), planted[kind])
@@ -298,14 +350,14 @@ func TestFaultsInPrograms(t *testing.T) {
 // gradient is the gradient program of Llama with a plan of the table.
 func gradient(t *testing.T, format, plan string) Pair {
 	t.Helper()
-	return programOf(t, step.Gradient, format, plan)
+	return programOf(t, "llama", step.Gradient, format, plan)
 }
 
-// programOf is the first program of a kind of Llama with a plan of the table.
-func programOf(t *testing.T, kind step.Kind, format, plan string) Pair {
+// programOf is the first program of a kind of a model with a plan of the table.
+func programOf(t *testing.T, model string, kind step.Kind, format, plan string) Pair {
 	t.Helper()
 	row := lists.Find(planRows(), func(p planRow) bool { return p.name == plan })
-	list, err := cases("llama", format, row)
+	list, err := cases(model, format, row)
 	if err != nil {
 		t.Fatal(err)
 	}

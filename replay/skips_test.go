@@ -13,7 +13,7 @@ import (
 func TestSkippedUpdates(t *testing.T) {
 	slowtest.Only(t)
 	r := runner(t)
-	p := programOf(t, step.Update, "bf16", "fsdp8")
+	p := programOf(t, "llama", step.Update, "bf16", "fsdp8")
 	format, code, err := r.Compile(t.Context(), p.GPU, p.Cluster)
 	if err != nil {
 		t.Fatal(err)

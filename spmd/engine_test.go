@@ -226,24 +226,6 @@ func TestPlansOnTheEngine(t *testing.T) {
 	}
 }
 
-// Without documents a ring, in the order of the sequence or zigzag, needs no masks but the causal one
-// at home: with tensor and data parallelism, and with more chunks than two.
-func TestRingsWithoutMasksOnTheEngine(t *testing.T) {
-	slowtest.Only(t)
-	var rows []mesh
-	for _, balance := range []bool{false, true} {
-		for _, size := range []int64{2, 4} {
-			rows = append(rows, mesh{Name: fmt.Sprintf("ring %d balance %v", size, balance),
-				Apply: func(p *plan.Plan) {
-					p.CP = plan.CP{Size: size, Kind: "ring", Balance: balance}
-					p.TP = plan.TP{Size: 4 / size, Sequence: true}
-					p.FSDP.Size = 2
-				}})
-		}
-	}
-	onTheEngine(t, openEngine(t), shapes()["qwen3"], optim.SGD{}, rows)
-}
-
 func onTheEngine(t *testing.T, e *engine.Engine, c *model.Config, o optim.Optimizer, rows []mesh) {
 	documents := map[string]int64{"llama": 8}[c.Arch]
 	g, err := c.Graph(model.Shape{Batch: batch, Seq: seq, Elem: dtype.F32, Documents: documents})

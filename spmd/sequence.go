@@ -8,7 +8,8 @@ import (
 )
 
 // attend implements context parallelism: queries of one shard of the sequence see all keys, which
-// are gathered, or sent around a ring (plan cp.kind). Query and key positions become extra
+// are gathered, or sent around a ring (plan cp.kind); a window takes the keys that it sees of the
+// chunk before from the device that has them, with either. Query and key positions become extra
 // arguments, since a shard's index is not its position in the sequence. An all-to-all before, and
 // one after, leaves attention fewer shards, or none, and fewer heads.
 func (s *sharder) attend(op *ir.Op, in []*ir.Value) []*ir.Value {
@@ -22,11 +23,11 @@ func (s *sharder) attend(op *ir.Op, in []*ir.Value) []*ir.Value {
 		s.exchange(in, heads)
 	}
 	if n := s.plan.CP.Shards(); n > 1 {
-		a = a.With("placed", true)
+		a = a.With("placed", true).With("balanced", s.plan.CP.Balance)
 		n *= in[1].Type.Size(ir.Keys)
-		ring := s.plan.CP.Ring()
+		ring := s.plan.CP.Ring() || a.Halo(in[0].Type.Size(ir.Seq), len(op.In) > 3) > 0
 		if ring {
-			a = a.With("ring", cp).With("balanced", s.plan.CP.Balance)
+			a = a.With("ring", cp)
 		}
 		for i, v := range in {
 			if sent := ring && i < 3; v.Type.Place.On(cp) == ir.Keys && !sent {

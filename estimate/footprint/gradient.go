@@ -292,10 +292,29 @@ func (g *gradient) sharded() bool { return g.w.sharded }
 // plain reports whether some layer's attention does not use cuDNN.
 func (g *gradient) plain() bool {
 	p := g.p
-	a := kernels.Planned(p.config.Facts(), p.windowed, g.plan.Types.Params, g.plan.CP,
+	a := kernels.Planned(p.config.Facts(), p.windowed, g.plan.Types.Params, g.plan.CP, g.plan.Seq,
 		g.plan.PlainAttention())
 	kernel, _ := p.set.Attention(a)
 	return kernel != kernels.CuDNN
+}
+
+// gatheredKeys is what cuDNN's attention to gathered keys (context parallelism) has beside queries
+// in backward: the keys, their gradients and the sum of these in f32, and a workspace of 4 bytes
+// per element of one chunk's queries, and of the keys before it for each head of queries. In a
+// balanced plan there is a copy of three quarters of the keys in order for either chunk.
+func (g *gradient) gatheredKeys() int64 {
+	op := g.s.attention
+	if op == nil || op.Attrs.Text("ring") != "" {
+		return 0
+	}
+	if _, places := op.MaskArgs(); len(places) == 0 {
+		return 0
+	}
+	q, k := op.In[0].Type.Shape().Bytes(), op.In[1].Type.Shape().Bytes()
+	if g.s.Balance {
+		return 2*q*g.s.CP + 12*k
+	}
+	return 2*q*(g.s.CP+1) + 8*k
 }
 
 // backwardSet is the working set of one layer in backward.
@@ -314,6 +333,8 @@ func (g *gradient) backwardSet(weights int64) int64 {
 	scores := g.s.packed // cuDNN's workspace
 	if g.plain() {       // and exponentials in f32, with their gradients; both are rounded for GEMMs
 		scores = 12 * g.s.scores
+	} else if keys := g.gatheredKeys(); keys > 0 {
+		scores = keys
 	}
 	scores += 8 * flow
 	if g.plan.TP.Overlap {

@@ -55,6 +55,10 @@ func attend(how ir.Attention, documents bool) Build {
 		}
 		q := m.In("q", F32(D("batch", batch), D(ir.Seq, seq), D(ir.Heads, kv*share), D(ir.HeadDim, d)))
 		kt := F32(D("batch", batch), D(ir.Keys, seq), D(ir.KVHeads, kv), D(ir.HeadDim, d))
+		if how.KeyLengths != nil { // a length from 1 on
+			t := S32(D("batch", batch))
+			how.KeyLengths = b.Add(m.IDs("lengths", t, seq), b.Fill(t, 1))
+		}
 		return b.Attend(q, m.In("k", kt), m.In("v", kt), how)
 	}
 }
@@ -161,6 +165,7 @@ var Probes = []Probe{
 	{"attention, causal", false, attend(ir.Attention{Scale: 0.5, Causal: true}, false)},
 	{"attention, window", false, attend(ir.Attention{Scale: 0.5, Causal: true, Window: 2}, false)},
 	{"attention, documents", false, attend(ir.Attention{Scale: 0.5, Causal: true}, true)},
+	{"attention, lengths", false, attend(ir.Attention{Scale: 0.5, KeyLengths: &ir.Value{}}, false)},
 	{"attention, soft cap", false, attend(ir.Attention{Scale: 1, Causal: true, SoftCap: 1.5}, false)},
 	{"cross_entropy", false, func(r *rand.Rand, b *ir.Builder, m Maker) *ir.Value {
 		rows, vocab := D("tokens", small(r, 4)), D("vocab", 1+small(r, 5))

@@ -106,12 +106,16 @@ func rope(op *ir.Op, in, out []*Array) {
 type head struct {
 	op       *ir.Op
 	q, k, v  *Array
+	lengths  *Array   // of keys, by row, or nil
 	segments []*Array // of queries and of keys, or none
 	places   []*Array // likewise
 }
 
 func newHead(op *ir.Op, in []*Array) head {
 	h := head{op: op, q: in[0], k: in[1], v: in[2]}
+	if at := op.KeyLengths(); at > 0 {
+		h.lengths = in[at]
+	}
 	segments, places := op.MaskArgs()
 	rest := in[len(in)-len(segments)-len(places):]
 	h.segments, h.places = rest[:len(segments)], rest[len(segments):]
@@ -127,8 +131,11 @@ func (h head) unseen(query, key int64) bool {
 	return h.op.Attrs.Bool("causal") && key > query || window > 0 && key <= query-window
 }
 
-// apart tells whether a query and a key belong to different documents.
+// apart tells whether a key is beyond the length of its row, or in another document than a query.
 func (h head) apart(at []int64, rows ir.Type, key int64) bool {
+	if h.lengths != nil && key >= int64(pick(h.lengths, rows, at)) {
+		return true
+	}
 	if len(h.segments) == 0 {
 		return false
 	}

@@ -75,11 +75,12 @@ func (a *headFirst) addMask(score val) val {
 	t := ir.Type{Elem: score.Type.Elem}
 	for _, d := range score.Type.Dims {
 		rows := d.Name == ir.Seq || d.Name == ir.Keys
-		if rows || len(a.Segments) > 0 && d.Name != ir.KVHeads && d.Name != stablehlo.QueryGroup {
+		byRow := len(a.Segments) > 0 || a.Lengths.Name != ""
+		if rows || byRow && d.Name != ir.KVHeads && d.Name != stablehlo.QueryGroup {
 			t.Dims = append(t.Dims, d)
 		}
 	}
-	key := fmt.Sprint(t, a.Op.Attrs.Bool("causal"), a.Op.Attrs.Int("window"), a.Segments,
+	key := fmt.Sprint(t, a.Op.Attrs.Bool("causal"), a.Op.Attrs.Int("window"), a.Lengths, a.Segments,
 		a.Positions, a.QueryOffset)
 	table := w.Once("mask "+key, func() (table val) {
 		if sees := a.Visible(t); sees.Name != "" {

@@ -60,7 +60,7 @@ func (w writer) config(op *ir.Op, segments int64, gemms map[string]matmul) strin
 	switch {
 	case segments > 1 && causal:
 		mask = "PADDING_CAUSAL"
-	case segments > 1:
+	case segments > 1 || op.KeyLengths() > 0: // lengths come without a causal mask (kernels.Attention)
 		mask = "PADDING"
 	case causal:
 		mask = "CAUSAL"
@@ -118,6 +118,9 @@ func cudnnAttention(w writer, op *ir.Op, in []val) []val {
 	if op.Attrs.Bool("ranges") {
 		return w.ranged(op, in).attention(in)
 	}
+	if op.KeyLengths() > 0 {
+		return w.lengthsAttention(op, in)
+	}
 	if documents, _ := op.MaskArgs(); len(documents) > 0 {
 		return w.pack(op, in[3]).attention(op, in[:3])
 	}
@@ -153,6 +156,9 @@ func layouts(in []val) []string {
 func cudnnAttentionGrad(w writer, op *ir.Op, in []val) []val {
 	if op.Attrs.Bool("ranges") {
 		return w.ranged(op, in).attentionGrad(in)
+	}
+	if op.KeyLengths() > 0 {
+		return w.lengthsAttentionGrad(op, in)
 	}
 	if documents, _ := op.MaskArgs(); len(documents) > 0 {
 		return w.pack(op, in[6]).attentionGrad(op, in[:6])

@@ -94,7 +94,7 @@ func (t Table) named(name, kind string) Rule {
 }
 
 // Sharded are the kernels of operations that index a dimension which devices share: rows of an
-// embedding, the vocabulary of logits, the keys of ring attention.
+// embedding, the vocabulary of logits, the queries of attention.
 func Sharded() []Kernel {
 	row := func(kind string, applies func(*kernels.Selector, *ir.Op) (string, bool), p Rule) Kernel {
 		return Kernel{Name: kernels.Plain, Kinds: []string{kind}, Applies: applies, Print: p}
@@ -106,6 +106,8 @@ func Sharded() []Kernel {
 		row("cross_entropy_grad", vocabSharded, shardedCrossEntropyGrad),
 		row("attention", keysSharded, ringAttention),
 		row("attention_grad", keysSharded, ringAttentionGrad),
+		row("attention", keysGathered, gatheredAttention),
+		row("attention_grad", keysGathered, gatheredAttentionGrad),
 	}
 }
 

@@ -7,7 +7,6 @@ import (
 
 	"github.com/deepwell/deepwell/dtype"
 	"github.com/deepwell/deepwell/ir"
-	"github.com/deepwell/deepwell/kernels"
 )
 
 // A ring is attention whose keys and values go from device to device (Liu et al., 2023): after j
@@ -15,42 +14,35 @@ import (
 // their log-sum-exp. The gradient sees each shard with the statistics of the whole, so its terms
 // just add up; gradients of keys travel with the keys, and one more move brings them home.
 type ring struct {
-	w          *Writer
-	op         *ir.Op
-	size, each int64 // devices, and keys of one
-	axis       string
-	// unmasked tells that a shard of another device, or half of it, is seen all or not at all: a
-	// causal mask, no window, no documents. Then no shard needs a mask of its own but the device's
-	// own, which is causal.
-	unmasked bool
-	zigzag   bool // devices have a chunk from the front of the sequence and one from the back
-	cudnn    bool
+	split
+	// whole tells that a shard of another device, or half of it, is seen all or not at all: a causal
+	// mask, no window, no documents. Then no shard needs a mask of its own but the device's own,
+	// which is causal.
+	whole  bool
+	zigzag bool // devices have a chunk from the front of the sequence and one from the back
 }
 
-// newRing asks the selector whether cuDNN computes the shards.
 func newRing(w *Writer, op *ir.Op) *ring {
-	r := &ring{w: w, op: op, axis: op.Attrs.Text("ring"), each: op.In[1].Type.Size(ir.Keys)}
-	r.size, _ = ir.Along(w.mesh, r.axis)
+	r := &ring{split: newSplit(w, op, op.Attrs.Text("ring"))}
 	segments, _ := op.MaskArgs()
-	r.unmasked = op.Attrs.Bool("causal") && len(segments) == 0 && op.Attrs.Int("window") == 0
-	r.zigzag = r.unmasked && op.Attrs.Bool("balanced")
-	if w.Target != nil {
-		kernel, why := w.Target.Attends(op)
-		w.Target.Note(kernels.Choice{Kind: op.Kind, Kernel: kernel, Why: why})
-		r.cudnn = kernel == kernels.CuDNN && r.unmasked
-	}
+	r.whole = op.Attrs.Bool("causal") && len(segments) == 0 && op.Attrs.Int("window") == 0
+	r.zigzag = r.whole && r.chunks == 2
 	return r
 }
 
 // permute sends a value to the next device of the ring.
-func (r *ring) permute(x Val) Val {
+func (r *ring) permute(x Val) Val { return r.send(x, 1) }
+
+// send sends a value to the device by places on in the ring; back if by is negative.
+func (r *ring) send(x Val, by int64) Val {
 	w, elem := r.w, x.Type.Elem
 	_, stride := ir.Along(w.mesh, r.axis)
 	total := ir.Devices(w.mesh)
 	pairs := make([]string, total)
 	for d := range total {
 		place := d / stride % r.size
-		pairs[d] = fmt.Sprintf("[%d, %d]", d, d+((place+1)%r.size-place)*stride)
+		to := (place + by + r.size) % r.size
+		pairs[d] = fmt.Sprintf("[%d, %d]", d, d+(to-place)*stride)
 	}
 	to := w.alias(fmt.Sprintf("dense<[%s]> : tensor<%dx2xi64>", strings.Join(pairs, ", "), total))
 	if as, ok := carriers[elem.Bits()]; ok {
@@ -69,7 +61,7 @@ func (r *ring) permuteOnce(x Val) Val {
 // keyOwner is the position along the ring of the device whose keys are here after some moves.
 func (r *ring) keyOwner(moves int64) Val {
 	w := r.w
-	place := w.shardStart(r.axis, 1, indexType)
+	place := r.place()
 	place = w.Elementwise("add", place, w.Constant(place.Type, float64(r.size-moves)))
 	return w.Elementwise("remainder", place, w.Constant(place.Type, float64(r.size)))
 }
@@ -77,8 +69,9 @@ func (r *ring) keyOwner(moves int64) Val {
 // keySlice takes, of something that is known about all keys, the part about the keys that are here.
 func (r *ring) keySlice(x Val, owner Val) Val {
 	w := r.w
-	start := w.Elementwise("multiply", owner, w.Constant(owner.Type, float64(r.each)))
-	return w.dynamicSlice(x, ir.Keys, start, r.each)
+	shard := r.chunks * r.each
+	start := w.Elementwise("multiply", owner, w.Constant(owner.Type, float64(shard)))
+	return w.dynamicSlice(x, ir.Keys, start, shard)
 }
 
 // shardArgs gives the arguments of attention to one shard: keys and values that are here, and the
@@ -94,40 +87,27 @@ func (r *ring) shardArgs(in []Val, k, v, owner Val) []Val {
 	return in
 }
 
-// unmaskedOp is the operation after some moves where shards are unmasked: at home the mask is
-// causal, elsewhere all keys are visible.
-func (r *ring) unmaskedOp(moves int64) *ir.Op {
-	op := *r.op
-	segments, places := op.MaskArgs()
-	op.In = op.In[:len(op.In)-len(segments)-len(places)]
-	op.Attrs = op.Attrs.With("placed", false)
-	if moves > 0 {
-		op.Attrs = op.Attrs.With("causal", false)
-	}
-	return &op
+// wholeOp is the operation after some moves where shards are whole: at home the mask is causal,
+// elsewhere all keys are visible.
+func (r *ring) wholeOp(moves int64) *ir.Op {
+	op := r.unmasked()
+	op.Attrs = op.Attrs.With("causal", moves == 0)
+	return op
 }
 
 // attend computes with the keys and values that are here after some moves.
 func (r *ring) attend(moves int64, in, here []Val, plain Rule) []Val {
-	if r.unmasked {
-		return r.call(r.unmaskedOp(moves), here, plain)
+	if r.whole {
+		return r.call(r.wholeOp(moves), here, plain)
 	}
 	return plain(r.w, r.op, r.shardArgs(in, here[1], here[2], r.keyOwner(moves)))
-}
-
-// call prints attention, or its gradient, of a shard that needs no mask of its own.
-func (r *ring) call(op *ir.Op, in []Val, plain Rule) []Val {
-	if r.cudnn {
-		plain = r.w.table.named(kernels.CuDNN, r.op.Kind)
-	}
-	return plain(r.w, op, in)
 }
 
 // keysBefore tells whether the keys that are here come before the device's queries, broadcast to a
 // type.
 func (r *ring) keysBefore(moves int64, like ir.Type) Val {
 	w := r.w
-	place := w.shardStart(r.axis, 1, indexType)
+	place := r.place()
 	return w.BroadcastTo(w.Compare("GE", place, w.Constant(place.Type, float64(moves))), like)
 }
 
@@ -136,7 +116,10 @@ func (r *ring) keysBefore(moves int64, like ir.Type) Val {
 // Keys after the queries of a causal mask count as masked scores.
 func ringAttention(w *Writer, op *ir.Op, in []Val) []Val {
 	r := newRing(w, op)
-	if r.zigzag {
+	switch {
+	case op.Halo() > 0:
+		return r.haloAttention(in)
+	case r.zigzag:
 		return r.zigzagAttention(in)
 	}
 	k, v := in[1], in[2]
@@ -146,7 +129,7 @@ func ringAttention(w *Writer, op *ir.Op, in []Val) []Val {
 			k, v = r.permuteOnce(k), r.permuteOnce(v)
 		}
 		part := r.attend(moves, in, []Val{in[0], k, v}, attention)
-		if r.unmasked && moves > 0 {
+		if r.whole && moves > 0 {
 			seen := r.keysBefore(moves, part[1].Type)
 			part[1] = w.Select(seen, part[1], w.Constant(part[1].Type, MaskedScore))
 		}
@@ -177,7 +160,10 @@ func (w *Writer) combine(o1, lse1, o2, lse2 Val) (o, lse Val) {
 // last move, in the type of the keys, brings them home.
 func ringAttentionGrad(w *Writer, op *ir.Op, in []Val) []Val {
 	r := newRing(w, op)
-	if r.zigzag {
+	switch {
+	case op.Halo() > 0:
+		return r.haloAttentionGrad(in)
+	case r.zigzag:
 		return r.zigzagAttentionGrad(in)
 	}
 	k, v := in[1], in[2]
@@ -191,7 +177,7 @@ func ringAttentionGrad(w *Writer, op *ir.Op, in []Val) []Val {
 		part := r.attend(moves, in, here, attentionGrad)
 		for i, g := range part {
 			if moves > 0 { // the first term is sent as it is; sums have more digits
-				if g = w.Convert(g, dtype.F32); r.unmasked {
+				if g = w.Convert(g, dtype.F32); r.whole {
 					g = w.Select(r.keysBefore(moves, g.Type), g, w.Constant(g.Type, 0))
 				}
 				g = w.Elementwise("add", w.Convert(sums[i], dtype.F32), g)
@@ -199,11 +185,11 @@ func ringAttentionGrad(w *Writer, op *ir.Op, in []Val) []Val {
 			sums[i] = g
 		}
 	}
-	return r.home(sums)
+	return r.sendHome(sums)
 }
 
-// home rounds the gradients and sends the keys' and the values' to the device that has them.
-func (r *ring) home(sums [3]Val) []Val {
+// sendHome rounds the gradients and sends the keys' and the values' to the device that has them.
+func (r *ring) sendHome(sums [3]Val) []Val {
 	out := make([]Val, 3)
 	for i := range out {
 		if out[i] = r.w.Convert(sums[i], r.op.Out[i].Type.Elem); i > 0 {

@@ -128,6 +128,8 @@ type Attention struct {
 	// Segments are the document numbers [batch, seq] and [batch, keys], Positions the places in the
 	// sequence [seq] and [keys]; two of each or none.
 	Segments, Positions []Val
+	// Lengths is how many keys are seen, by row; its name is empty if all are.
+	Lengths Val
 	// squeeze leaves a group of one head out of the dimensions.
 	squeeze bool
 	// QueryOffset is the position of the first query minus the first key's.
@@ -145,6 +147,9 @@ func NewAttention(w *Writer, op *ir.Op, in []Val, squeeze bool) *Attention {
 		Matmul: w.Dot, squeeze: squeeze}
 	a.Mask = a.selectMask
 	a.Q = a.GroupHeads(w.CastOperand(op, in[0]))
+	if at := op.KeyLengths(); at > 0 {
+		a.Lengths = in[at]
+	}
 	segments, places := op.MaskArgs()
 	rest := in[len(in)-len(segments)-len(places):]
 	a.Segments, a.Positions = rest[:len(segments)], rest[len(segments):]
@@ -212,8 +217,8 @@ func (a *Attention) selectMask(score Val) Val {
 	return a.W.Select(sees, score, a.W.Constant(score.Type, MaskedScore))
 }
 
-// Visible tells for each score whether the query sees the key: causal, window, documents. Its name
-// is empty if all see all.
+// Visible tells for each score whether the query sees the key: causal, window, length, documents.
+// Its name is empty if all see all.
 func (a *Attention) Visible(scores ir.Type) (all Val) {
 	w, window := a.W, a.Op.Attrs.Int("window")
 	also := func(one Val) {
@@ -241,6 +246,10 @@ func (a *Attention) Visible(scores ir.Type) (all Val) {
 	}
 	if all.Name != "" {
 		all = w.BroadcastTo(all, scores)
+	}
+	if a.Lengths.Name != "" {
+		wide := ir.Type{Elem: dtype.S32, Dims: scores.Dims}
+		also(w.Compare("LT", w.Iota(wide, ir.Keys), w.BroadcastTo(a.Lengths, wide)))
 	}
 	if len(a.Segments) > 0 {
 		wide := ir.Type{Elem: dtype.S32, Dims: scores.Dims}

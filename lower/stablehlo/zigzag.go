@@ -1,10 +1,7 @@
 package stablehlo
 
 import (
-	"slices"
-
 	"github.com/deepwell/deepwell/dtype"
-	"github.com/deepwell/deepwell/internal/lists"
 	"github.com/deepwell/deepwell/ir"
 )
 
@@ -20,25 +17,7 @@ import (
 
 // halves splits values at the middle of their sequence, of queries or of keys.
 func (r *ring) halves(list []Val) (front, back []Val) {
-	for _, v := range list {
-		dim := ir.Seq
-		if v.Type.Index(dim) < 0 {
-			dim = ir.Keys
-		}
-		n := v.Type.Size(dim)
-		front = append(front, r.w.Slice(v, dim, 0, n/2))
-		back = append(back, r.w.Slice(v, dim, n/2, n))
-	}
-	return front, back
-}
-
-// joined is the inverse of halves.
-func (r *ring) joined(front, back Val, like ir.Type) Val {
-	dim := ir.Seq
-	if like.Index(dim) < 0 {
-		dim = ir.Keys
-	}
-	return r.w.Concat(dim, like, front, back)
+	return r.sliced(list, 0, r.each), r.sliced(list, r.each, 2*r.each)
 }
 
 // selected takes each value from a where the keys that are here after some moves come from a device
@@ -52,21 +31,7 @@ func (r *ring) selected(moves int64, a, b []Val) []Val {
 }
 
 // chunkOp is the operation on one chunk of queries and one of keys, all of which are seen.
-func (r *ring) chunkOp() *ir.Op {
-	op := r.unmaskedOp(1)
-	half := func(v *ir.Value) *ir.Value {
-		h := *v
-		h.Type.Dims = lists.Map(v.Type.Dims, func(d ir.Dim) ir.Dim {
-			if d.Name == ir.Seq || d.Name == ir.Keys {
-				d.Size /= 2
-			}
-			return d
-		})
-		return &h
-	}
-	op.In, op.Out = lists.Map(op.In, half), lists.Map(op.Out, half)
-	return op
-}
+func (r *ring) chunkOp() *ir.Op { return sized(r.wholeOp(1), 1, r.each, r.each) }
 
 // chunkArgs are the arguments of the two attentions of a move: back queries with front keys, and
 // the pair that depends on the device. queries are all arguments that go with queries: q, and of a
@@ -75,7 +40,7 @@ func (r *ring) chunkArgs(moves int64, queries, keys []Val) (first, second []Val)
 	qFront, qBack := r.halves(queries)
 	kFront, kBack := r.halves(keys)
 	q2, k2 := r.selected(moves, qFront, qBack), r.selected(moves, kFront, kBack)
-	return slices.Concat(qBack[:1], kFront, qBack[1:]), slices.Concat(q2[:1], k2, q2[1:])
+	return r.args(qBack, kFront), r.args(q2, k2)
 }
 
 // zigzagAttention is ringAttention of a zigzag ring.
@@ -93,8 +58,8 @@ func (r *ring) zigzagAttention(in []Val) []Val {
 		part[0], part[1] = w.combine(part[0], part[1], w.Convert(b[0], dtype.F32), b[1])
 		front, back = r.selected(moves, part, front), r.selected(moves, back, part)
 	}
-	o := r.joined(front[0], back[0], r.op.Out[0].Type)
-	return []Val{w.Convert(o, r.op.Out[0].Type.Elem), r.joined(front[1], back[1], r.op.Out[1].Type)}
+	o := r.joined(front[0], back[0])
+	return []Val{w.Convert(o, r.op.Out[0].Type.Elem), r.joined(front[1], back[1])}
 }
 
 // zigzagAttentionGrad is ringAttentionGrad of a zigzag ring.
@@ -104,7 +69,7 @@ func (r *ring) zigzagAttentionGrad(in []Val) []Val {
 	for moves := int64(1); moves < r.size; moves++ {
 		k, v = r.permuteOnce(k), r.permuteOnce(v)
 		sums[1], sums[2] = r.permute(sums[1]), r.permute(sums[2])
-		first, second := r.chunkArgs(moves, append([]Val{in[0]}, in[3:6]...), []Val{k, v})
+		first, second := r.chunkArgs(moves, r.queries(in), []Val{k, v})
 		a := r.call(r.chunkOp(), first, attentionGrad)
 		b := r.call(r.chunkOp(), second, attentionGrad)
 		for i := range sums {
@@ -118,8 +83,8 @@ func (r *ring) zigzagAttentionGrad(in []Val) []Val {
 				f = w.Elementwise("add", one, f)
 			}
 			sum := w.Convert(sums[i], dtype.F32)
-			sums[i] = w.Elementwise("add", sum, r.joined(f, l, sum.Type))
+			sums[i] = w.Elementwise("add", sum, r.joined(f, l))
 		}
 	}
-	return r.home(sums)
+	return r.sendHome(sums)
 }
