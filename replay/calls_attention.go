@@ -96,8 +96,8 @@ func (w *writer) within(length *value, dims []int64, along int64) *value {
 }
 
 // written leaves what a call with lengths writes, of a result [batch, heads, tokens, ...] that has
-// queries (side 0) or keys (1): beyond the length of a sequence, or of queries without a key, memory
-// holds anything.
+// queries (side 0) or keys (1): beyond the length of a sequence, or of queries without a key,
+// memory holds anything.
 func (w *writer) written(x *value, g attentionConfig, side int) *value {
 	if len(g.lengths) == 0 {
 		return x
