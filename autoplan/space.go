@@ -205,8 +205,8 @@ func (j *Job) inner(tp, cp int64) (best int64) {
 
 // contexts lists the ways to shard sequences over cp ranks, under tp. Our own programs use a ring,
 // or an all-to-all where the heads divide, or an all-to-all in an NVLink domain and rings between
-// domains, if cuDNN can then attend: gathered keys need attention that writes its scores to
-// memory, which costs more ([kernels.Selector.Attention]).
+// domains, if cuDNN can then attend ([kernels.Selector.Attention]); else gathered keys, in one
+// attention that writes its scores to memory.
 func (j *Job) contexts(tp, cp int64) (list []plan.CP) {
 	other := j.contextOf("gather", tp, cp)
 	if j.can().ring {
