@@ -173,7 +173,7 @@ func TestContextParallelPlansCallCuDNN(t *testing.T) {
 			t.Fatal(err)
 		}
 		for i, c := range r.Choices {
-			even := c.Plan.CP.Ring() && c.Plan.CP.Balance || c.Plan.CP.Shards() == 1
+			even := c.Plan.CP.Balance || c.Plan.CP.Shards() == 1
 			if c.Plan.CP.Size > 1 && !even || c.Estimate.Attention != kernels.CuDNN {
 				t.Errorf("%s on %s, plan %d: %+v with attention %q", row.model, row.cluster, i+1, c.Plan.CP, c.Estimate.Attention)
 			}

@@ -203,10 +203,10 @@ func (j *Job) inner(tp, cp int64) (best int64) {
 	return best
 }
 
-// contexts lists the ways to shard sequences over cp ranks, under tp. Our own programs use a ring,
-// or an all-to-all where the heads divide, or an all-to-all in an NVLink domain and rings between
-// domains, if cuDNN can then attend ([kernels.Selector.Attention]); else gathered keys, in one
-// attention that writes its scores to memory.
+// contexts lists the ways to shard sequences over cp ranks, under tp. Our own programs gather keys,
+// use a ring, or an all-to-all where the heads divide, or an all-to-all in an NVLink domain and
+// rings between domains, if cuDNN can then attend: attention that writes its scores to memory
+// costs more ([kernels.Selector.Attention]).
 func (j *Job) contexts(tp, cp int64) (list []plan.CP) {
 	other := j.contextOf("gather", tp, cp)
 	if j.can().ring {
@@ -219,7 +219,7 @@ func (j *Job) contexts(tp, cp int64) (list []plan.CP) {
 	if slices.Equal(j.Precisions, []dtype.Format{dtype.FormatF32}) {
 		elem = dtype.F32
 	}
-	for _, kind := range []string{"ring", "a2a", "a2a+ring"} {
+	for _, kind := range []string{"gather", "ring", "a2a", "a2a+ring"} {
 		how := j.contextOf(kind, tp, cp)
 		a := kernels.Planned(*j.facts(), slices.Contains(j.Config.Windowed, true), elem, how, j.Seq,
 			false)
