@@ -2,6 +2,7 @@ package kernels_test
 
 import (
 	"fmt"
+	"strings"
 	"testing"
 
 	"github.com/deepwell/deepwell/dtype"
@@ -131,5 +132,32 @@ func TestUninitializedStacks(t *testing.T) {
 	}
 	if (*kernels.Selector)(nil).UninitializedStacks() {
 		t.Error("every target: true")
+	}
+}
+
+// Chunks of a sequence are cuDNN's calls in every kind of context parallelism, and so are windows
+// that begin within the chunk before; others have a reason.
+func TestAttentionToChunks(t *testing.T) {
+	chunk := kernels.Attention{Elem: dtype.BF16, Head: 128, Causal: true, Chunk: 512}
+	for _, row := range []struct {
+		change func(*kernels.Attention)
+		kernel string
+		why    string
+	}{
+		{func(*kernels.Attention) {}, kernels.CuDNN, "by length"},
+		{func(a *kernels.Attention) { a.Ring = true }, kernels.CuDNN, "of a ring"},
+		{func(a *kernels.Attention) { a.Window = 513 }, kernels.CuDNN, "the chunk before"},
+		{func(a *kernels.Attention) { a.Window = 514 }, kernels.Plain, "before the previous chunk"},
+		{func(a *kernels.Attention) { a.Window = 2 }, kernels.Plain, "a single query"},
+		{func(a *kernels.Attention) { a.Documents = true }, kernels.Plain, "whole sequences"},
+		{func(a *kernels.Attention) { a.Causal = false }, kernels.Plain, "under a causal mask"},
+		{func(a *kernels.Attention) { a.Lengths = true }, kernels.Plain, "without another mask"},
+	} {
+		a := chunk
+		row.change(&a)
+		kernel, why := kernels.For("sm_100").Attention(a)
+		if kernel != row.kernel || !strings.Contains(why, row.why) {
+			t.Errorf("%+v: %s, %s", a, kernel, why)
+		}
 	}
 }
