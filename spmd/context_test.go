@@ -22,8 +22,11 @@ func TestContextWithoutMasksOnTheEngine(t *testing.T) {
 	e := openEngine(t)
 	c := *shapes()["qwen3"]
 	c.Layers, c.Windowed, c.LocalRope = 4, []bool{true, false, true, false}, c.Rope
-	for i := range 8 {
+	for i := range 9 {
 		cp := plan.CP{Size: int64(2 + i&2), Kind: []string{"gather", "ring"}[i&1], Balance: i&4 > 0}
+		if i == 8 {
+			cp = plan.CP{Size: 4, Kind: "a2a+ring", Inner: 2, Balance: true}
+		}
 		c.Window = []int64{3, 5}[(i+i/4)&1]
 		t.Run(fmt.Sprintf("%s %d balance %v window %d", cp.Kind, cp.Size, cp.Balance, c.Window),
 			func(t *testing.T) {
