@@ -136,8 +136,10 @@ func (e *Env) Plan(ctx context.Context, job PlanJob) (*PlanResult, error) {
 		return nil, v.err
 	}
 	best := done.Choices[0]
-	if apart, why := kernels.For(search.Cluster.Arch()).Documents(0, best.Plan.Types.Params,
-		best.Plan.CP, best.Plan.PlainAttention()); apart == 0 && search.Profile.Name == price.Own {
+	facts := search.Config.Facts()
+	if apart, why := kernels.For(search.Cluster.Arch()).Documents(0, kernels.Planned(facts,
+		facts.Window > 0, best.Plan.Types.Params, best.Plan.CP, best.Plan.Seq,
+		best.Plan.PlainAttention())); apart == 0 && search.Profile.Name == price.Own {
 		done.Warnings = append([]event.Warning{{Text: why}}, done.Warnings...)
 	}
 	for _, w := range done.Warnings {

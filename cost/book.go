@@ -207,7 +207,9 @@ func (b *Book) loss(c Sharding) (*ir.Graph, error) {
 	shape := model.Shape{Batch: c.Rows, Seq: c.Seq, PlainAttention: c.Plain}
 	shape.Elem, shape.MatmulType = b.set.Types(c.Params)
 	how := c.context()
-	shape.Documents, _ = b.set.Documents(0, c.Params, how, c.Plain)
+	facts := b.model.Facts()
+	shape.Documents, _ = b.set.Documents(0, kernels.Planned(facts, facts.Window > 0, c.Params, how,
+		c.Seq, c.Plain))
 	g, err := b.model.Graph(shape)
 	if err == nil && b.policy != nil {
 		g, _, err = b.policy.Apply(g, b.model.Params())

@@ -38,7 +38,8 @@ var types = plan.Types{Params: dtype.BF16, Grads: dtype.F32, Collectives: dtype.
 // graph returns the loss graph of a microbatch.
 func graph(t *testing.T, c *model.Config, p *plan.Plan) *ir.Graph {
 	t.Helper()
-	documents, _ := kernels.For("sm_100").Documents(0, p.Types.Params, p.CP, p.PlainAttention())
+	documents, _ := kernels.For("sm_100").Documents(0, kernels.Planned(c.Facts(), c.Window > 0,
+		p.Types.Params, p.CP, p.Seq, p.PlainAttention()))
 	g, err := c.Graph(model.Shape{Batch: p.MicrobatchSequences(), Seq: p.Seq, Elem: p.Types.Params,
 		Documents: documents})
 	if err != nil {

@@ -305,7 +305,8 @@ func (e *Estimator) kernel(c *sharding, windowed bool) string {
 // where it needs more, or where packed documents are masked.
 func (b *builder) halo(windowed bool) float64 {
 	cp := b.c.cp()
-	documents, _ := b.e.set.Documents(0, b.c.params, cp, b.c.plain)
+	documents, _ := b.e.set.Documents(0, kernels.Planned(b.e.config.Facts(), windowed, b.c.params,
+		cp, b.c.seq, b.c.plain))
 	if !windowed || cp.Shards() == 1 || documents > 0 || b.e.profile.Name != price.Own {
 		return 0
 	}

@@ -143,7 +143,9 @@ func (s *Selector) againstCuDNN(a Attention) string {
 		return fmt.Sprintf("cuDNN wants bf16 or f16, not %s", a.Elem)
 	case a.Head > 256 || a.Head%8 != 0:
 		return fmt.Sprintf("cuDNN wants a head of at most 256 in steps of 8, not %d", a.Head)
-	case a.Documents && (a.Chunk > 0 || !a.Causal):
+	case a.Documents && a.Chunk > 0 && a.Window > 0:
+		return "a window and documents in chunks of a sequence are no mask of cuDNN's calls"
+	case a.Documents && !a.Causal:
 		return "cuDNN's segments are causal, of whole sequences"
 	case a.Capped:
 		return "cuDNN's call has no soft cap"

@@ -149,7 +149,8 @@ func TestAttentionToChunks(t *testing.T) {
 		{func(a *kernels.Attention) { a.Window = 513 }, kernels.CuDNN, "the chunk before"},
 		{func(a *kernels.Attention) { a.Window = 514 }, kernels.Plain, "before the previous chunk"},
 		{func(a *kernels.Attention) { a.Window = 2 }, kernels.Plain, "a single query"},
-		{func(a *kernels.Attention) { a.Documents = true }, kernels.Plain, "whole sequences"},
+		{func(a *kernels.Attention) { a.Documents = true }, kernels.CuDNN, "by length"},
+		{func(a *kernels.Attention) { a.Documents, a.Window = true, 9 }, kernels.Plain, "a window and"},
 		{func(a *kernels.Attention) { a.Causal = false }, kernels.Plain, "under a causal mask"},
 		{func(a *kernels.Attention) { a.Lengths = true }, kernels.Plain, "without another mask"},
 	} {

@@ -53,18 +53,24 @@ func (s *Selector) Types(precision dtype.DType) (elem, gemm dtype.DType) {
 }
 
 // Documents says how many documents packed into one sequence are masked from each other, and why:
-// most of them, 0 if the data is not known, or none where cuDNN has no call for it.
-func (s *Selector) Documents(most int64, precision dtype.DType, how plan.CP, plain bool) (int64,
-	string) {
+// most of them, 0 if the data is not known, or none where cuDNN has no call for it. a is the
+// attention without documents ([Planned]).
+func (s *Selector) Documents(most int64, a Attention) (int64, string) {
+	const compared = "attention compares the numbers of documents"
+	if s.arch == "cpu" { // whatever the data is
+		return anyDocuments, compared
+	}
 	most = cmp.Or(most, plannedDocuments)
-	switch {
-	case s.arch == "cpu" || plain || precision == dtype.F32: // whatever the data is
-		return anyDocuments, "attention compares the numbers of documents"
-	case most == 1:
+	if most == 1 {
 		return 0, "a sequence is one document"
-	case how.Shards() > 1:
-		return 0, fmt.Sprintf("no document mask with cp.kind %s on GPUs: documents packed into one "+
-			"sequence attend to one another, because a shard's call of cuDNN has none", how.Kind)
+	}
+	if kernel, _ := s.Attention(a); kernel != CuDNN {
+		return anyDocuments, compared
+	}
+	a.Documents = true
+	if why := s.againstCuDNN(a); why != "" {
+		return 0, "no document mask on GPUs: documents packed into one sequence attend to one another: " +
+			why
 	}
 	return most, fmt.Sprintf("up to %d documents of a sequence are segments of cuDNN's call", most)
 }

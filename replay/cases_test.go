@@ -21,6 +21,7 @@ type modelRow struct {
 	// formats and plans, by name, are those that the model is replayed in; nil are all. Of a model
 	// with plans, gradients alone are replayed, and one of them belongs to CI's selection.
 	formats, plans []string
+	documents      int64 // that a sequence may have; 0 is what one call of attention takes
 }
 
 // models are small siblings of Llama and Qwen3. No two sizes that meet in a program are equal, so
@@ -41,7 +42,7 @@ var models = []modelRow{
 "n_inner": 640, "n_layer": %d, "n_head": 4, "n_positions": 512, "layer_norm_epsilon": 1e-5,
 "activation_function": "gelu_new", "tie_word_embeddings": true}`,
 		formats: []string{"bf16"}, plans: []string{"one", "fsdp8", "tp2 fsdp4", "cp4 gather fsdp2",
-			"cp4 ring balanced fsdp2"}},
+			"cp4 ring balanced fsdp2"}, documents: 16},
 	{name: "gemma2", config: `{"model_type": "gemma2", "vocab_size": 448, "hidden_size": 256,
 "intermediate_size": 384, "num_hidden_layers": %d, "num_attention_heads": 8,
 "num_key_value_heads": 4, "head_dim": 64, "max_position_embeddings": 512, "rms_norm_eps": 1e-6,
@@ -154,7 +155,7 @@ func cases(m, format string, row planRow) ([]testCase, error) {
 	p.Types = plan.Types{Params: dtype.BF16, Grads: dtype.F32, Collectives: dtype.BF16}
 	p.Precision, p.Cluster = format, fmt.Sprintf("%dx%s", p.Devices(), gpu)
 	pairs, err := Pairs(step.Spec{Model: c, Recipe: step.RecipeOf(p), Plan: p,
-		Documents: 16})
+		Documents: modelNamed(m).documents})
 	if err != nil {
 		return nil, fmt.Errorf("%s %s, %s: %w", m, format, row.name, err)
 	}

@@ -37,6 +37,7 @@ type order struct {
 	Reference *program.Module
 	Before    []Producer
 	Vocab     int64
+	Order     []int64
 	Seed      uint64
 	Wide      bool
 	Codes     [][]byte // serialized HLO
@@ -182,7 +183,7 @@ func (j *job) produce(ctx context.Context, p Producer) error {
 
 // fill draws the arguments of a module that nothing before it made.
 func (j *job) fill(m *program.Module, kind step.Kind) error {
-	f := filler{module: m, kind: kind, seed: j.Seed, vocab: j.Vocab,
+	f := filler{module: m, kind: kind, seed: j.Seed, vocab: j.Vocab, order: j.Order,
 		peaked: j.Kind == step.Evaluate}
 	for _, a := range m.Args {
 		if j.inputs[a.Name] != nil {

@@ -25,6 +25,7 @@ type filler struct {
 	kind   step.Kind
 	seed   uint64
 	vocab  int64
+	order  []int64  // of a sequence's tokens, see [Pair]
 	peaked bool     // of programs whose only result is a loss: the norm before the logits is large
 	first  *float64 // the first element of the global array, if it is not drawn
 }
@@ -155,7 +156,12 @@ func (f filler) batch(a program.Array, draw *rand.Rand) func(at int64) float64 {
 		return func(at int64) float64 { return float64(at % seq) }
 	case model.InputSegments:
 		numbers := documents(a.Global.Dims[len(a.Global.Dims)-1])
-		return func(at int64) float64 { return float64(numbers[at%int64(len(numbers))]) }
+		return func(at int64) float64 {
+			if at %= int64(len(numbers)); f.order != nil {
+				at = f.order[at]
+			}
+			return float64(numbers[at])
+		}
 	case ir.InputRows:
 		return func(at int64) float64 { return float64(at) }
 	case ir.InputNoise:

@@ -38,7 +38,8 @@ type liveAnswer struct {
 func (r *Runner) Live(ctx context.Context, p Pair, b Bound) (*Outcome, error) {
 	start := time.Now()
 	a, err := r.ask(ctx, p.GPU, &request{Live: &liveOrder{Run: p.GPU}, Run: &order{Kind: p.Kind,
-		Reference: p.Reference, Before: p.Before, Vocab: p.Vocab, Seed: r.o.Seed}})
+		Reference: p.Reference, Before: p.Before, Vocab: p.Vocab, Order: p.Order,
+		Seed: r.o.Seed}})
 	if err != nil {
 		return nil, err
 	}

@@ -12,6 +12,7 @@ import (
 	"github.com/deepwell/deepwell/internal/lists"
 	"github.com/deepwell/deepwell/machine"
 	"github.com/deepwell/deepwell/program"
+	"github.com/deepwell/deepwell/spmd"
 	"github.com/deepwell/deepwell/step"
 )
 
@@ -32,6 +33,9 @@ type Pair struct {
 	Before []Producer
 	Format dtype.Format // of GEMMs; of layers with different formats, the one of the fewest bits
 	Vocab  int64        // tokens are drawn from it
+	// Order is the place in the sequence of each token as devices have them ([spmd.Order]); nil is as
+	// they are.
+	Order []int64
 }
 
 // A Producer is a program that makes inputs of another.
@@ -55,8 +59,12 @@ func Pairs(s step.Spec) ([]Pair, error) {
 		return nil, err
 	}
 	s.Arch = referenceArch
+	if gpu.Shape.Documents == 0 { // masked nowhere, then
+		s.Documents = 1
+	}
 	how := *s.Plan
 	how.Offload = nil // the CPU has one memory
+	how.Documents = 0
 	s.Plan = &how
 	ref, err := step.Build(s)
 	if err != nil {
@@ -66,10 +74,14 @@ func Pairs(s step.Spec) ([]Pair, error) {
 		return nil, diag.New(diag.ProgramInvalid, "%d programs for the GPU, %d references", len(gpu.List),
 			len(ref.List))
 	}
+	var order []int64
+	if s.Plan.CP.Balance {
+		order = spmd.Order(s.Plan)
+	}
 	var list []Pair
 	for i, one := range gpu.List {
 		p := Pair{Kind: one.Kind, Cluster: cluster, GPU: one.Module, Reference: ref.List[i].Module,
-			Format: gpu.Policy.Narrowest(), Vocab: s.Model.Facts().Vocab}
+			Format: gpu.Policy.Narrowest(), Vocab: s.Model.Facts().Vocab, Order: order}
 		if err := p.check(); err != nil {
 			return nil, err
 		}

@@ -169,7 +169,7 @@ func (d *distinct) replay(t *testing.T, r *Runner) {
 // error of its module, and the next one gets a new process.
 func TestCrashIsAnErrorOfItsModule(t *testing.T) {
 	slowtest.Only(t)
-	list, err := cases("llama", "bf16", planRows()[0])
+	list, err := cases("llama", "mxfp8", planRows()[0])
 	if err != nil {
 		t.Fatal(err)
 	}

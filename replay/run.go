@@ -81,7 +81,7 @@ func (r *Runner) Run(ctx context.Context, p Pair, wide bool, programs ...*Module
 		codes[i] = m.Code
 	}
 	a, err := r.ask(ctx, p.GPU, &request{Run: &order{Kind: p.Kind, Reference: p.Reference,
-		Before: p.Before, Vocab: p.Vocab, Seed: r.o.Seed, Wide: wide, Codes: codes}})
+		Before: p.Before, Vocab: p.Vocab, Order: p.Order, Seed: r.o.Seed, Wide: wide, Codes: codes}})
 	if err != nil {
 		return nil, err
 	}

@@ -118,8 +118,9 @@ func (b *builder) check() error {
 	if err != nil {
 		return err
 	}
-	apart, why := b.kernels.Documents(most, r.Precision, b.Spec.Plan.Context(),
-		b.Shape.PlainAttention)
+	facts := b.Model.Facts()
+	apart, why := b.kernels.Documents(most, kernels.Planned(facts, facts.Window > 0, r.Precision,
+		b.Spec.Plan.Context(), int64(r.Seq), b.Shape.PlainAttention))
 	if b.Shape.Documents = apart; apart > 0 || most == 1 {
 		b.Notes = append(b.Notes, why)
 	} else {

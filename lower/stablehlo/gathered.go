@@ -17,12 +17,12 @@ import (
 // targets whose kernels take lengths; elsewhere a mask by positions does.
 func keysGathered(s *kernels.Selector, op *ir.Op) (string, bool) {
 	segments, places := op.MaskArgs()
-	if len(places) == 0 || len(segments) > 0 || !op.Attrs.Bool("causal") ||
+	if len(places) == 0 || !op.Attrs.Bool("causal") ||
 		op.Attrs.Int("window") > 0 || op.Attrs.Text("ring") != "" || queriesAxis(op) == "" {
 		return "", false
 	}
 	if s == nil {
-		return "", !op.Attrs.Bool("plain")
+		return "", !op.Attrs.Bool("plain") && len(segments) == 0
 	}
 	kernel, _ := s.Attends(op)
 	return "", kernel == kernels.CuDNN
@@ -45,8 +45,8 @@ type gathered struct {
 	start Val // of the device's own keys among the gathered
 }
 
-func newGathered(w *Writer, op *ir.Op) *gathered {
-	g := &gathered{split: newSplit(w, op, queriesAxis(op))}
+func newGathered(w *Writer, op *ir.Op, in []Val) *gathered {
+	g := &gathered{split: newSplit(w, op, queriesAxis(op), in)}
 	g.start = w.shardStart(g.axis, g.chunks*g.each, indexType)
 	return g
 }
@@ -102,16 +102,35 @@ func (g *gathered) length(n int64) Val {
 // earlier computes the nth chunk of a device with all keys before it.
 func (g *gathered) earlier(n int64, queries, keys []Val, plain Rule) []Val {
 	op := sized(g.unmasked(), 1, g.each, g.before(n)*g.each)
-	op.Attrs = op.Attrs.With("causal", false).With("lengths", true)
+	op.Attrs = op.Attrs.With("causal", false)
+	args := g.args(g.sliced(queries, n*g.each, (n+1)*g.each),
+		lists.Map(keys, func(x Val) Val { return g.ordered(x, g.before(n)) }))
 	length := g.length(n)
+	if g.documents != nil {
+		return g.ranged(op, args, g.sameDocument(n, length), plain)
+	}
+	op.Attrs = op.Attrs.With("lengths", true)
 	op.In = append(op.In, &ir.Value{Name: "lengths", Type: length.Type})
-	return g.call(op, append(g.args(g.sliced(queries, n*g.each, (n+1)*g.each),
-		lists.Map(keys, func(x Val) Val { return g.ordered(x, g.before(n)) })), length), plain)
+	return g.call(op, append(args, length), plain)
+}
+
+// sameDocument is the range of keys before the nth chunk of a device, length of them, that are of
+// the chunk's first document.
+func (g *gathered) sameDocument(n int64, length Val) keyRange {
+	w := g.w
+	queries := g.sliced(g.documents[:1], n*g.each, (n+1)*g.each)[0]
+	first := w.Slice(queries, ir.Seq, 0, 1)
+	keys := g.ordered(g.documents[1], g.before(n))
+	earlier := w.Compare("LT", keys, g.along(first, keys.Type))
+	start := w.Reduce(w.Convert(earlier, dtype.S32), "add", 0, ir.Keys)
+	rest := w.Elementwise("subtract", length, start)
+	return keyRange{start: start, length: w.Elementwise("maximum", rest, w.Constant(rest.Type, 0)),
+		queries: w.Compare("EQ", queries, g.along(first, queries.Type))}
 }
 
 // gatheredAttention combines each chunk's own square with the keys before it, in f32.
 func gatheredAttention(w *Writer, op *ir.Op, in []Val) []Val {
-	g := newGathered(w, op)
+	g := newGathered(w, op, in)
 	own := g.unfolded(g.home(in[:1], g.own(in[1:3]), attention)...)
 	own[0] = w.Convert(own[0], dtype.F32)
 	var o, lse []Val
@@ -127,7 +146,7 @@ func gatheredAttention(w *Writer, op *ir.Op, in []Val) []Val {
 // gatheredAttentionGrad adds up the gradients of the parts in f32. Gradients of keys are terms, in
 // the order in which the keys were gathered.
 func gatheredAttentionGrad(w *Writer, op *ir.Op, in []Val) []Val {
-	g := newGathered(w, op)
+	g := newGathered(w, op, in)
 	wide := func(x Val) Val { return w.Convert(x, dtype.F32) }
 	queries, keys := g.queries(in), in[1:3]
 	own := lists.Map(g.unfolded(g.home(queries, g.own(keys), attentionGrad)...), wide)

@@ -15,17 +15,18 @@ import (
 // just add up; gradients of keys travel with the keys, and one more move brings them home.
 type ring struct {
 	split
-	// whole tells that a shard of another device, or half of it, is seen all or not at all: a causal
-	// mask, no window, no documents. Then no shard needs a mask of its own but the device's own,
-	// which is causal.
+	// whole tells that a shard of another device, or half of it, is seen all or not at all, or a range
+	// of it by its documents: a causal mask, no window. Then no shard needs a mask of its own but the
+	// device's own, which is causal.
 	whole  bool
 	zigzag bool // devices have a chunk from the front of the sequence and one from the back
 }
 
-func newRing(w *Writer, op *ir.Op) *ring {
-	r := &ring{split: newSplit(w, op, op.Attrs.Text("ring"))}
+func newRing(w *Writer, op *ir.Op, in []Val) *ring {
+	r := &ring{split: newSplit(w, op, op.Attrs.Text("ring"), in)}
 	segments, _ := op.MaskArgs()
-	r.whole = op.Attrs.Bool("causal") && len(segments) == 0 && op.Attrs.Int("window") == 0
+	r.whole = op.Attrs.Bool("causal") && op.Attrs.Int("window") == 0 &&
+		(len(segments) == 0 || r.documents != nil)
 	r.zigzag = r.whole && r.chunks == 2
 	return r
 }
@@ -97,10 +98,22 @@ func (r *ring) wholeOp(moves int64) *ir.Op {
 
 // attend computes with the keys and values that are here after some moves.
 func (r *ring) attend(moves int64, in, here []Val, plain Rule) []Val {
-	if r.whole {
-		return r.call(r.wholeOp(moves), here, plain)
+	op := r.wholeOp(moves)
+	switch {
+	case r.whole && r.documents != nil && moves == 0:
+		op, args := r.segmented(op, here, r.counted(r.documents[0], r.chunks))
+		return r.call(op, args, plain)
+	case r.whole && r.documents != nil:
+		return r.ranged(op, here, r.suffix(r.documents[0], r.keyNumbers(moves)), plain)
+	case r.whole:
+		return r.call(op, here, plain)
 	}
 	return plain(r.w, r.op, r.shardArgs(in, here[1], here[2], r.keyOwner(moves)))
+}
+
+// keyNumbers are the document numbers of the keys that are here after some moves.
+func (r *ring) keyNumbers(moves int64) Val {
+	return r.keySlice(r.documents[1], r.keyOwner(moves))
 }
 
 // keysBefore tells whether the keys that are here come before the device's queries, broadcast to a
@@ -115,7 +128,7 @@ func (r *ring) keysBefore(moves int64, like ir.Type) Val {
 // devices, and combines the outputs by their log-sum-exp. It accumulates in f32 and rounds once.
 // Keys after the queries of a causal mask count as masked scores.
 func ringAttention(w *Writer, op *ir.Op, in []Val) []Val {
-	r := newRing(w, op)
+	r := newRing(w, op, in)
 	switch {
 	case op.Halo() > 0:
 		return r.haloAttention(in)
@@ -159,7 +172,7 @@ func (w *Writer) combine(o1, lse1, o2, lse2 Val) (o, lse Val) {
 // ringAttentionGrad accumulates dQ here, and dK and dV as they travel with their keys, in f32; the
 // last move, in the type of the keys, brings them home.
 func ringAttentionGrad(w *Writer, op *ir.Op, in []Val) []Val {
-	r := newRing(w, op)
+	r := newRing(w, op, in)
 	switch {
 	case op.Halo() > 0:
 		return r.haloAttentionGrad(in)
@@ -197,4 +210,96 @@ func (r *ring) sendHome(sums [3]Val) []Val {
 		}
 	}
 	return out
+}
+
+// In a zigzag ring (Megatron's context parallelism) device i of n has chunks i and 2n-1-i of the
+// sequence's 2n, here called front and back. Of keys that come from another device,
+//
+//   - the front ones are seen by all back queries,
+//   - and either the front ones by all front queries, if their device is before this one,
+//     or the back ones by all back queries, if it is behind;
+//
+// nothing else. So each move is two attentions of a chunk to a chunk without a mask, on every
+// device, and the programs are the same: what the second one reads is selected.
+
+// halves splits values at the middle of their sequence, of queries or of keys.
+func (r *ring) halves(list []Val) (front, back []Val) {
+	return r.sliced(list, 0, r.each), r.sliced(list, r.each, 2*r.each)
+}
+
+// selected takes each value from a where the keys that are here after some moves come from a device
+// before this one, and from b elsewhere.
+func (r *ring) selected(moves int64, a, b []Val) []Val {
+	list := make([]Val, len(a))
+	for i := range a {
+		list[i] = r.w.Select(r.keysBefore(moves, a[i].Type), a[i], b[i])
+	}
+	return list
+}
+
+// chunkPairs are the two attentions of a move: of back queries to front keys, and of the pair that
+// depends on the device. queries are all arguments that go with queries: q, and of a gradient o,
+// the log-sum-exp and do.
+func (r *ring) chunkPairs(moves int64, queries, keys []Val, plain Rule) (first, second []Val) {
+	if r.documents != nil { // the last of each
+		queries = append(queries[:len(queries):len(queries)], r.documents[0])
+		keys = append(keys[:len(keys):len(keys)], r.keyNumbers(moves))
+	}
+	qFront, qBack := r.halves(queries)
+	kFront, kBack := r.halves(keys)
+	q2, k2 := r.selected(moves, qFront, qBack), r.selected(moves, kFront, kBack)
+	return r.chunkPair(qBack, kFront, plain), r.chunkPair(q2, k2, plain)
+}
+
+// chunkPair is attention of a chunk of queries to one of keys before them.
+func (r *ring) chunkPair(queries, keys []Val, plain Rule) []Val {
+	op := sized(r.wholeOp(1), 1, r.each, r.each)
+	if r.documents == nil {
+		return r.call(op, r.args(queries, keys), plain)
+	}
+	q, k := len(queries)-1, len(keys)-1
+	return r.ranged(op, r.args(queries[:q], keys[:k]), r.suffix(queries[q], keys[k]), plain)
+}
+
+// zigzagAttention is ringAttention of a zigzag ring.
+func (r *ring) zigzagAttention(in []Val) []Val {
+	w, k, v := r.w, in[1], in[2]
+	home := r.attend(0, in, []Val{in[0], k, v}, attention)
+	home[0] = w.Convert(home[0], dtype.F32)
+	front, back := r.halves(home) // output and log-sum-exp so far
+	for moves := int64(1); moves < r.size; moves++ {
+		k, v = r.permuteOnce(k), r.permuteOnce(v)
+		a, b := r.chunkPairs(moves, in[:1], []Val{k, v}, attention)
+		back[0], back[1] = w.combine(back[0], back[1], w.Convert(a[0], dtype.F32), a[1])
+		part := r.selected(moves, front, back)
+		part[0], part[1] = w.combine(part[0], part[1], w.Convert(b[0], dtype.F32), b[1])
+		front, back = r.selected(moves, part, front), r.selected(moves, back, part)
+	}
+	o := r.joined(front[0], back[0])
+	return []Val{w.Convert(o, r.op.Out[0].Type.Elem), r.joined(front[1], back[1])}
+}
+
+// zigzagAttentionGrad is ringAttentionGrad of a zigzag ring.
+func (r *ring) zigzagAttentionGrad(in []Val) []Val {
+	w, k, v := r.w, in[1], in[2]
+	sums := [3]Val(r.attend(0, in, append([]Val{in[0], k, v}, in[3:6]...), attentionGrad))
+	for moves := int64(1); moves < r.size; moves++ {
+		k, v = r.permuteOnce(k), r.permuteOnce(v)
+		sums[1], sums[2] = r.permute(sums[1]), r.permute(sums[2])
+		a, b := r.chunkPairs(moves, r.queries(in), []Val{k, v}, attentionGrad)
+		for i := range sums {
+			one, two := w.Convert(a[i], dtype.F32), w.Convert(b[i], dtype.F32)
+			zero := w.Constant(one.Type, 0)
+			f := r.selected(moves, []Val{two}, []Val{zero})[0]
+			l := r.selected(moves, []Val{zero}, []Val{two})[0]
+			if i == 0 { // back queries
+				l = w.Elementwise("add", one, l)
+			} else { // front keys
+				f = w.Elementwise("add", one, f)
+			}
+			sum := w.Convert(sums[i], dtype.F32)
+			sums[i] = w.Elementwise("add", sum, r.joined(f, l))
+		}
+	}
+	return r.sendHome(sums)
 }

@@ -20,10 +20,13 @@ type split struct {
 	// balancing one from the front and one from the back.
 	chunks, each int64
 	cudnn        bool
+	// documents are the numbers of the documents of queries here, and of all keys; nil without
+	// documents, and where attention is masked by them instead, since no kernel takes ranges.
+	documents []Val
 }
 
 // newSplit asks the selector whether cuDNN computes the parts.
-func newSplit(w *Writer, op *ir.Op, axis string) split {
+func newSplit(w *Writer, op *ir.Op, axis string, in []Val) split {
 	s := split{w: w, op: op, axis: axis, chunks: 1}
 	if s.size, _ = ir.Along(w.mesh, axis); op.Attrs.Bool("balanced") {
 		s.chunks = 2
@@ -33,6 +36,9 @@ func newSplit(w *Writer, op *ir.Op, axis string) split {
 		kernel, why := w.Target.Attends(op)
 		w.Target.Note(kernels.Choice{Kind: op.Kind, Kernel: kernel, Why: why})
 		s.cudnn = kernel == kernels.CuDNN
+	}
+	if segments, places := op.MaskArgs(); len(segments) > 0 && s.cudnn {
+		s.documents = in[len(in)-len(segments)-len(places):][:2]
 	}
 	return s
 }
@@ -112,7 +118,11 @@ func (s *split) unfolded(list ...Val) []Val {
 // rows are folded.
 func (s *split) home(queries, keys []Val, plain Rule) []Val {
 	op := sized(s.unmasked(), s.chunks, s.each, s.each)
-	return s.call(op, s.args(s.folded(queries...), s.folded(keys...)), plain)
+	args := s.args(s.folded(queries...), s.folded(keys...))
+	if s.documents != nil {
+		op, args = s.segmented(op, args, s.counted(s.folded(s.documents[0])[0], 1))
+	}
+	return s.call(op, args, plain)
 }
 
 // args puts arguments into the order of an operation: q, k, v, and of a gradient what goes with
