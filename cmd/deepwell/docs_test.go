@@ -13,10 +13,17 @@ import (
 	"github.com/deepwell/deepwell/internal/golden"
 )
 
-// What docs/planning.md shows is what the commands print, but for the seconds that a search takes
-// and the plans that it evaluates, which depend on how its workers take turns; -update writes it anew.
+// What pages about plans show is what the commands print, but for the seconds that a search takes
+// and the plans that it evaluates, which depend on how its workers take turns; -update writes them
+// anew.
 func TestPlanningShowsWhatCommandsPrint(t *testing.T) {
-	path, err := filepath.Abs(filepath.Join("..", "..", "docs", "planning.md"))
+	for _, page := range []string{"planning.md", "context.md"} {
+		t.Run(page, func(t *testing.T) { showsWhatCommandsPrint(t, page) })
+	}
+}
+
+func showsWhatCommandsPrint(t *testing.T, page string) {
+	path, err := filepath.Abs(filepath.Join("..", "..", "docs", page))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -2,6 +2,7 @@ package gpu
 
 import (
 	"cmp"
+	"math"
 
 	"github.com/deepwell/deepwell/dtype"
 	"github.com/deepwell/deepwell/internal/lists"
@@ -148,6 +149,10 @@ func (p *packing) operands(s segments, q, k ir.Type) []val {
 		s.starts, w.Constant(s32(ir.Dim{Name: segmentDim, Size: 1}), float64(p.tokens)))
 	offsets := func(token ir.Type) val {
 		each := token.Size(ir.HeadDim) * max(token.Size(ir.Heads), token.Size(ir.KVHeads))
+		if p.tokens > math.MaxInt32/each {
+			w.Fail("%d tokens of %d elements have no offsets of 32 bits, which documents need; "+
+				"fix: a plan with more cp or tp, or with \"documents\": 1", p.tokens, each)
+		}
 		return w.Elementwise("multiply", starts, w.Constant(starts.Type, float64(each)))
 	}
 	return []val{s.lengths, s.lengths, offsets(q), offsets(k)}

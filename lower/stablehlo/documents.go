@@ -1,6 +1,8 @@
 package stablehlo
 
 import (
+	"slices"
+
 	"github.com/deepwell/deepwell/dtype"
 	"github.com/deepwell/deepwell/internal/lists"
 	"github.com/deepwell/deepwell/ir"
@@ -53,11 +55,11 @@ func (s *split) segmented(op *ir.Op, in []Val, numbers Val) (*ir.Op, []Val) {
 		}
 		return d
 	})
-	part.In = op.In[:len(op.In):len(op.In)]
+	part.In = slices.Clip(op.In)
 	for _, v := range []Val{numbers, keys} {
 		part.In = append(part.In, &ir.Value{Name: "segments", Type: v.Type})
 	}
-	return &part, append(in[:len(in):len(in)], numbers, keys)
+	return &part, append(slices.Clip(in), numbers, keys)
 }
 
 // A keyRange is the keys that the queries of a chunk see, if they see any: start and length s32
@@ -82,14 +84,14 @@ func (s *split) ranged(op *ir.Op, in []Val, r keyRange, plain Rule) []Val {
 	w := s.w
 	part := *op
 	part.Attrs = op.Attrs.With("ranges", true)
-	part.In = op.In[:len(op.In):len(op.In)]
+	part.In = slices.Clip(op.In)
 	for _, v := range []Val{r.start, r.length} {
 		part.In = append(part.In, &ir.Value{Name: "range", Type: v.Type})
 	}
 	seen := func(x Val, other float64) Val {
 		return w.Select(w.BroadcastTo(r.queries, x.Type), x, w.Constant(x.Type, other))
 	}
-	in = append(in[:len(in):len(in)], r.start, r.length)
+	in = append(slices.Clip(in), r.start, r.length)
 	if op.Kind == "attention" {
 		out := s.call(&part, in, plain)
 		return []Val{seen(out[0], 0), seen(out[1], MaskedScore)}

@@ -242,8 +242,8 @@ func (r *ring) selected(moves int64, a, b []Val) []Val {
 // the log-sum-exp and do.
 func (r *ring) chunkPairs(moves int64, queries, keys []Val, plain Rule) (first, second []Val) {
 	if r.documents != nil { // the last of each
-		queries = append(queries[:len(queries):len(queries)], r.documents[0])
-		keys = append(keys[:len(keys):len(keys)], r.keyNumbers(moves))
+		queries = append(slices.Clip(queries), r.documents[0])
+		keys = append(slices.Clip(keys), r.keyNumbers(moves))
 	}
 	qFront, qBack := r.halves(queries)
 	kFront, kBack := r.halves(keys)
