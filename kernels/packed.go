@@ -20,11 +20,14 @@ type PackedLevel struct{ Parts, Length, Segments int64 }
 // GiB more (compiled; 22.7 GiB with 4, 22.6 without documents).
 const packedFactor = 4
 
-// PackedWorkspace is the scratch memory in bytes of a call's gradient, for queries of some number
-// of elements: float32 sums of their gradient, with room for packedFactor documents as long as the
-// sequence. Compiled for sm_120 it is half as much again.
-func (s *Selector) PackedWorkspace(elements int64) int64 {
-	bytes := 4 * packedFactor * elements
+// PackedWorkspace is the scratch memory in bytes of the gradient's largest call, for queries of
+// some number of elements in sequences of seq tokens: float32 sums of their gradient, with room for
+// packedFactor documents as long as the sequence, or for more if seq cannot be divided further.
+// Compiled for sm_120 it is half as much again.
+func (s *Selector) PackedWorkspace(elements, seq, documents int64) (bytes int64) {
+	for _, l := range PackedLevels(seq, documents) {
+		bytes = max(bytes, 4*l.Segments*elements)
+	}
 	if s.Arch() == "sm_120" {
 		return bytes * 3 / 2
 	}
@@ -32,7 +35,8 @@ func (s *Selector) PackedWorkspace(elements int64) int64 {
 }
 
 // PackedLevels gives the calls for sequences with at most some number of documents, which have a
-// workspace as if each had packedFactor documents as long as itself. A sequence has less than
+// workspace as if each had packedFactor documents as long as itself; the last call has a larger one
+// if its sequences are not divisible by packedFactor. A sequence has less than
 // packedFactor documents longer than 1/packedFactor of it, whatever they are, so the first level
 // has room for all of them, and the next for those that are longer than 1/packedFactor of the rest.
 func PackedLevels(seq, documents int64) (list []PackedLevel) {

@@ -16,6 +16,7 @@ import (
 	"github.com/deepwell/deepwell/diag"
 	"github.com/deepwell/deepwell/event"
 	"github.com/deepwell/deepwell/model"
+	"github.com/deepwell/deepwell/step"
 )
 
 // MaxEvalSequences bounds the sequences of a validation, so that one percent of a large corpus does
@@ -352,7 +353,7 @@ func (t *Trainer) checkBatch(b *data.Batch, sequences int) (*data.Batch, error) 
 // checkDocuments refuses document numbers of another kind than a loader gives, and more documents
 // than attention has room for, which would attend to nothing.
 func (t *Trainer) checkDocuments(b *data.Batch) error {
-	most := t.programs.Shape.Documents
+	most := documentRoom(t.programs)
 	for i, n := range b.Segments {
 		before := int32(-1)
 		if i%b.Seq > 0 {
@@ -362,12 +363,28 @@ func (t *Trainer) checkDocuments(b *data.Batch) error {
 		case n != before+1 && (n != before || before < 0):
 			return outside(i, b.Seq, "is of document %d, behind document %d", n, before).
 				Try("Segments count the documents of each sequence from 0 on")
-		case most > 1 && int64(n) >= most:
+		case most > 0 && int64(n) >= most:
 			return outside(i, b.Seq, "is of document %d, and attention has room for %d", n, most).
-				Try("a Documents method of the dataset that says how many a sequence has")
+				Try("a Documents method of the dataset that says how many a sequence has").
+				Try("leave documents out of the plan, if it says how many")
 		}
 	}
 	return nil
+}
+
+// documentRoom is how many documents of a sequence programs keep apart; 0 if a warning has said
+// that they keep none apart. If the plan or the data says that a sequence is one document, there is
+// no mask on GPUs, and a second document would attend to the first.
+func documentRoom(p *step.Programs) int64 {
+	spec := p.Spec()
+	said := spec.Documents
+	if spec.Plan != nil {
+		said = cmp.Or(spec.Plan.Documents, said)
+	}
+	if said == 1 {
+		return 1
+	}
+	return p.Shape.Documents
 }
 
 // outside is an error of one token of a batch.

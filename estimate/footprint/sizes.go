@@ -90,8 +90,9 @@ func (p *Predictor) sizes(pl *plan.Plan) (*sizes, error) {
 		if pl.CP.Ring() {
 			s.scores /= pl.CP.Shards()
 		}
-		if a.Op.Attrs.Int("documents") > 0 {
-			s.packed = halves * p.set.PackedWorkspace(a.Op.In[0].Type.Shape().Elements())
+		if documents := a.Op.Attrs.Int("documents"); documents > 0 {
+			q := a.Op.In[0].Type
+			s.packed = halves * p.set.PackedWorkspace(q.Shape().Elements(), q.Size(ir.Seq), documents)
 		}
 	}
 	if bill.Head.Head != nil {

@@ -147,15 +147,18 @@ func (p *packing) operands(s segments, q, k ir.Type) []val {
 	w := p.w
 	starts := w.Concat(segmentDim, s32(ir.Dim{Name: segmentDim, Size: s.starts.Type.Dims[0].Size + 1}),
 		s.starts, w.Constant(s32(ir.Dim{Name: segmentDim, Size: 1}), float64(p.tokens)))
-	offsets := func(token ir.Type) val {
-		each := token.Size(ir.HeadDim) * max(token.Size(ir.Heads), token.Size(ir.KVHeads))
-		if p.tokens > math.MaxInt32/each {
-			w.Fail("%d tokens of %d elements have no offsets of 32 bits, which documents need; "+
-				"fix: a plan with more cp or tp, or with \"documents\": 1", p.tokens, each)
-		}
-		return w.Elementwise("multiply", starts, w.Constant(starts.Type, float64(each)))
+	return []val{s.lengths, s.lengths, w.offsets(starts, p.tokens, q), w.offsets(starts, p.tokens, k)}
+}
+
+// offsets makes places among some number of tokens offsets in elements; a token of t has [heads,
+// head].
+func (w writer) offsets(places val, tokens int64, t ir.Type) val {
+	each := t.Size(ir.HeadDim) * max(t.Size(ir.Heads), t.Size(ir.KVHeads))
+	if tokens > math.MaxInt32/each {
+		w.Fail("%d tokens of %d elements have no offsets of 32 bits, which documents need; "+
+			"fix: a plan with more cp or tp, or with \"documents\": 1", tokens, each)
 	}
-	return []val{s.lengths, s.lengths, offsets(q), offsets(k)}
+	return w.Elementwise("multiply", places, w.Constant(places.Type, float64(each)))
 }
 
 // resized is a type of [batch, seq or keys, ...] with other sizes of the two.

@@ -43,8 +43,7 @@ func (r *ranged) operands() []val {
 	length := w.Elementwise("maximum", renamed(r.lengths, segmentDim), w.Constant(row, 1))
 	n := rangedSegments * rows
 	offsets := func(token ir.Type, first val, total int64) val {
-		each := token.Size(ir.HeadDim) * max(token.Size(ir.Heads), token.Size(ir.KVHeads))
-		return times(list(n+1, first, float64(total)), each)
+		return w.offsets(list(n+1, first, float64(total)), total, token)
 	}
 	return []val{list(n, w.Constant(row, float64(queries)), 0), list(n, length, 0),
 		offsets(q, times(index, queries), rows*queries), offsets(k, first, rows*keys)}
