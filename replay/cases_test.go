@@ -141,7 +141,11 @@ func modelNamed(name string) modelRow {
 
 // cases builds the programs of one combination.
 func cases(m, format string, row planRow) ([]testCase, error) {
-	c, err := model.Parse(fmt.Appendf(nil, modelNamed(m).config, row.layers))
+	return modelNamed(m).cases(format, row)
+}
+
+func (m modelRow) cases(format string, row planRow) ([]testCase, error) {
+	c, err := model.Parse(fmt.Appendf(nil, m.config, row.layers))
 	if err != nil {
 		return nil, err
 	}
@@ -155,11 +159,11 @@ func cases(m, format string, row planRow) ([]testCase, error) {
 	p.Types = plan.Types{Params: dtype.BF16, Grads: dtype.F32, Collectives: dtype.BF16}
 	p.Precision, p.Cluster = format, fmt.Sprintf("%dx%s", p.Devices(), gpu)
 	pairs, err := Pairs(step.Spec{Model: c, Recipe: step.RecipeOf(p), Plan: p,
-		Documents: modelNamed(m).documents})
+		Documents: m.documents})
 	if err != nil {
-		return nil, fmt.Errorf("%s %s, %s: %w", m, format, row.name, err)
+		return nil, fmt.Errorf("%s %s, %s: %w", m.name, format, row.name, err)
 	}
 	return lists.Map(pairs, func(one Pair) testCase {
-		return testCase{m, format, row.name, one}
+		return testCase{m.name, format, row.name, one}
 	}), nil
 }

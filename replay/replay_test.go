@@ -169,7 +169,9 @@ func (d *distinct) replay(t *testing.T, r *Runner) {
 // error of its module, and the next one gets a new process.
 func TestCrashIsAnErrorOfItsModule(t *testing.T) {
 	slowtest.Only(t)
-	list, err := cases("llama", "mxfp8", planRows()[0])
+	m := modelNamed("llama")
+	m.documents = 1 // with a document mask, the program's schedule is refused before anything crashes
+	list, err := m.cases("bf16", planRows()[0])
 	if err != nil {
 		t.Fatal(err)
 	}
