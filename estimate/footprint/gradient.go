@@ -333,8 +333,11 @@ func (g *gradient) backwardSet(weights int64) int64 {
 	scores := g.s.packed // cuDNN's workspace
 	if g.plain() {       // and exponentials in f32, with their gradients; both are rounded for GEMMs
 		scores = 12 * g.s.scores
-	} else if keys := g.gatheredKeys(); keys > 0 {
-		scores = keys
+	} else {
+		scores = max(scores, g.gatheredKeys())
+		if g.s.again(ir.Attn) {
+			n, scores = n+g.s.parts, scores+g.s.parts
+		}
 	}
 	scores += 8 * flow
 	if g.plan.TP.Overlap {
