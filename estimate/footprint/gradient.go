@@ -323,6 +323,8 @@ func (g *gradient) backwardSet(weights int64) int64 {
 	n := 2 * mlp
 	gathers := g.w.gather != "step" && g.sharded()
 	switch {
+	case !gathers && g.plan.TP.Sequence && g.plan.Size(plan.TensorAxis) > 1:
+		n += 8 * flow // the residual stream and its gradients are sharded
 	case !gathers:
 		n += 12 * flow
 	case g.s.again(ir.MLP):
@@ -330,16 +332,15 @@ func (g *gradient) backwardSet(weights int64) int64 {
 	default:
 		n += 8 * flow
 	}
-	scores := g.s.packed // cuDNN's workspace
-	if g.plain() {       // and exponentials in f32, with their gradients; both are rounded for GEMMs
-		scores = 12 * g.s.scores
-	} else {
-		scores = max(scores, g.gatheredKeys())
+	var scores int64
+	if g.plain() { // and exponentials in f32, with their gradients; both are rounded for GEMMs
+		scores = 12*g.s.scores + 8*flow
+	} else { // cuDNN's workspace, and operands and results of the device's heads
+		scores = max(g.s.packed, g.gatheredKeys()) + 8*min(flow, g.s.elem*g.s.queries)
 		if g.s.again(ir.Attn) {
 			n, scores = n+g.s.parts, scores+g.s.parts
 		}
 	}
-	scores += 8 * flow
 	if g.plan.TP.Overlap {
 		n, scores = n*3/5, scores*3/5
 	}
