@@ -140,11 +140,16 @@ func (r *dryRunner) prepare() {
 func (r *dryRunner) price() error {
 	if n := r.plan.Devices(); n != int64(r.search.Cluster.Count) {
 		return diag.New(diag.PlanMisfit, "the axes make %d devices; the cluster has %d", n,
-			r.search.Cluster.Count).At("%s", r.job.Plan)
+			r.search.Cluster.Count).At("%s", r.job.Plan).
+			Try("sizes whose product is %d, or --cluster %dx%s", r.search.Cluster.Count, n,
+				r.search.Cluster.GPU.Name)
 	}
 	if r.plan.EP > 1 && r.search.Config.MoE == nil {
 		return diag.New(diag.PlanMisfit, "ep %d needs a model with experts; %s has none", r.plan.EP,
 			r.search.Model).At("%s", r.job.Plan).Try(`"dp" instead of "ep"`)
+	}
+	if err := r.plan.CheckContext(r.search.Config); err != nil {
+		return at(err, r.job.Plan)
 	}
 	if _, err := r.plan.Schedule(); err != nil { // before lists as long as it has stages are made
 		return at(err, r.job.Plan)

@@ -97,6 +97,8 @@ func emitMegatron(e *emitter, p *plan.Plan, precision dtype.Format) {
 		e.line("--hierarchical-context-parallel-sizes %d %d", n, p.CP.Shards())
 	case n > 1:
 		e.line("--cp-comm-type a2a")
+	case p.CP.Size > 1 && p.CP.Kind == "gather":
+		e.line("--cp-comm-type all_gather")
 	}
 	e.line("--expert-model-parallel-size %d", p.Size(plan.ExpertAxis))
 	// Megatron's profiles shard optimizer state over cp and ep as well (price.Profile.Sharded).

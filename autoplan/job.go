@@ -82,7 +82,7 @@ type Job struct {
 	pool pool // shared by consecutive searches of the job; nil without any
 }
 
-// A Fixed is what a plan must have, by key: the sizes tp, cp, ep, pp, dp and fsdp, and zero,
+// A Fixed is what a plan must have, by key: the sizes tp, cp, ep, pp, dp and fsdp, cp.kind, zero,
 // gather, virtual, schedule, microbatch (sequences per microbatch on a device), recompute and
 // offload. The last two are lists with a plus between, or none; recompute may also be full.
 type Fixed map[string]string
@@ -94,7 +94,7 @@ func (k key) String() string { return k.name }
 
 // keys lists what --fix accepts, in the order of messages.
 var keys = []key{
-	{"tp", "size"}, {"cp", "size"}, {"ep", "size"}, {"pp", "size"}, {"dp", "size"}, {"fsdp", "size"},
+	{"tp", "size"}, {"cp", "size"}, {"cp.kind", "word"}, {"ep", "size"}, {"pp", "size"}, {"dp", "size"}, {"fsdp", "size"},
 	{"zero", "size"}, {"gather", "word"}, {"virtual", "size"}, {"schedule", "word"},
 	{"microbatch", "size"}, {"recompute", "list"}, {"offload", "list"},
 }
@@ -137,7 +137,7 @@ func ParseFixed(text string) (Fixed, error) {
 // checkFixed reports a value that its key cannot have.
 func checkFixed(name, kind, value string) error {
 	known := map[string][]string{
-		"gather": gathers, "schedule": schedule.Names(), "recompute": tagNames, "offload": offloads,
+		"gather": gathers, "cp.kind": plan.ContextKinds(), "schedule": schedule.Names(), "recompute": tagNames, "offload": offloads,
 	}[name]
 	switch kind {
 	case "size":

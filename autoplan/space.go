@@ -212,6 +212,10 @@ func (j *Job) contexts(tp, cp int64) (list []plan.CP) {
 	if j.can().ring {
 		other.Kind = "ring"
 	}
+	fixed := j.Fixed["cp.kind"]
+	if j.Profile.Name != price.Own && fixed != "" {
+		other = j.contextOf(fixed, tp, cp)
+	}
 	if j.Profile.Name != price.Own || cp == 1 {
 		return []plan.CP{other}
 	}
@@ -219,7 +223,10 @@ func (j *Job) contexts(tp, cp int64) (list []plan.CP) {
 	if slices.Equal(j.Precisions, []dtype.Format{dtype.FormatF32}) {
 		elem = dtype.F32
 	}
-	for _, kind := range []string{"gather", "ring", "a2a", "a2a+ring"} {
+	for _, kind := range plan.ContextKinds() {
+		if !j.Fixed.allowsWord("cp.kind", kind) {
+			continue
+		}
 		how := j.contextOf(kind, tp, cp)
 		a := kernels.Planned(*j.facts(), slices.Contains(j.Config.Windowed, true), elem, how, j.Seq,
 			false)
@@ -229,7 +236,7 @@ func (j *Job) contexts(tp, cp int64) (list []plan.CP) {
 			list = append(list, how)
 		}
 	}
-	if len(list) == 0 {
+	if len(list) == 0 && fixed == "" {
 		return []plan.CP{other}
 	}
 	return list

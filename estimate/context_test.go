@@ -85,3 +85,21 @@ func TestBalanceIsRead(t *testing.T) {
 		t.Errorf("the last chunk sees %v keys of a window of 1024", got)
 	}
 }
+
+// A model's layers are those of all its loops: gemma3-1b has 4 turns of 6 layers, of which one sees
+// the whole sequence, and 2 layers behind them. As many tokens in longer sequences are more work.
+func TestLayersOfAllLoopsArePriced(t *testing.T) {
+	attention := func(seq int64) (attention, linear float64) {
+		p := base()
+		p.TP, p.FSDP.Size, p.PP = plan.TP{Size: 1}, 8, plan.PP{Size: 1, Schedule: "1f1b"}
+		p.Seq, p.Batch, p.Microbatches, p.Cluster = seq, 8<<17/seq, 1, "8xb200"
+		parts := mustPrice(t, estimator(t, "gemma3-1b", p.Cluster, "deepwell"), p).Parts
+		return parts.Attention, parts.Compute
+	}
+	short, gemms := attention(1 << 14)
+	long, same := attention(1 << 17)
+	if gemms != same || long < 4*short {
+		t.Errorf("attention takes %.3g s of 16k and %.3g s of 131k, linear layers %.3g and %.3g", short,
+			long, gemms, same)
+	}
+}

@@ -32,15 +32,18 @@ func (e *Estimator) bill(c *sharding, p *priced) error {
 	if err != nil {
 		return err
 	}
-	last := &b.Layers[len(b.Layers)-1]
-	slots := e.config.Layers / (last.From + last.Rounds)
+	// Loops of a model differ in the layers of an iteration: those behind its last whole turn are a
+	// loop of their own. A kind of layers has the price of the first loop that has any of it.
+	first, priced := int64(0), make([]bool, len(e.kinds))
 	for i := range b.Layers {
 		l := &b.Layers[i]
+		slots := layersOf(l, c)
 		for k, below := range e.below {
-			if below[(l.From+1)*slots] > below[l.From*slots] {
-				p.layers[k] = e.part(c, l, e.kinds[k].in, float64(slots))
+			if below[first+slots] > below[first] && !priced[k] {
+				priced[k], p.layers[k] = true, e.part(c, l, e.kinds[k].in, float64(slots))
 			}
 		}
+		first += l.Rounds * slots
 	}
 	p.embed, p.head = e.part(c, &b.Embed, nil, 1), e.part(c, &b.Head, nil, 1)
 	p.logits = float64(b.Head.Logits)
@@ -171,6 +174,20 @@ func (b *pricer) timed(w ir.Work) float64 {
 		prec = b.e.precision(b.c)
 	}
 	return b.p.GEMM(prec, float64(w.M), float64(w.K), float64(w.N))
+}
+
+// layersOf is the number of layers of an iteration: each has an attention, or two for half batches.
+func layersOf(l *cost.Part, c *sharding) int64 {
+	n := int64(0)
+	for _, item := range l.Items()[cost.Forward] {
+		if item.Kind == "attention" {
+			n++
+		}
+	}
+	if c.overlap && c.tensor > 1 {
+		n /= 2
+	}
+	return max(n, 1)
 }
 
 // attends adds an attention and its gradient, priced by its kernel.

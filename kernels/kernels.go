@@ -144,7 +144,8 @@ func (s *Selector) againstCuDNN(a Attention) string {
 	case a.Head > 256 || a.Head%8 != 0:
 		return fmt.Sprintf("cuDNN wants a head of at most 256 in steps of 8, not %d", a.Head)
 	case a.Documents && a.Chunk > 0 && a.Window > 0:
-		return "a window and documents in chunks of a sequence are no mask of cuDNN's calls"
+		return "a window and documents in chunks of a sequence are no mask of cuDNN's calls; " +
+			"with cp.kind a2a, devices have whole sequences"
 	case a.Documents && !a.Causal:
 		return "cuDNN's segments are causal, of whole sequences"
 	case a.Capped:

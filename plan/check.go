@@ -163,6 +163,16 @@ func (p *Plan) checkTensor(c *model.Facts) *diag.Error {
 }
 
 // checkContext holds sequences, and heads that an all-to-all exchanges, to whole shards.
+// CheckContext reports context parallelism that a model or the sequence does not divide into, of
+// plans that are priced only and need not pass Check.
+func (p *Plan) CheckContext(m model.Model) error {
+	c := m.Facts()
+	if err := p.checkContext(&c); err != nil {
+		return err
+	}
+	return nil
+}
+
 func (p *Plan) checkContext(c *model.Facts) *diag.Error {
 	tp := p.Size(TensorAxis)
 	switch heads := p.CP.AllToAll(); {

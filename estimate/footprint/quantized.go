@@ -120,7 +120,8 @@ func bits(f dtype.Format) int64 {
 func (p *Predictor) segments(list []resident, q *param, mix int) []resident {
 	n := p.quant
 	for i := range n.classes {
-		if layers := n.counts[mix][q.slot*len(n.classes)+i]; layers > 0 {
+		// Layers behind the last whole turn (gemma3-1b: 26 of turns of 6) are stacks of their own.
+		if layers := n.counts[mix][q.slot%n.slots*len(n.classes)+i]; layers > 0 {
 			list = append(list, resident{q, layers, i, quantWeightOf(n.classes[i], q, layers)})
 		}
 	}
