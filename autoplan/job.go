@@ -94,7 +94,8 @@ func (k key) String() string { return k.name }
 
 // keys lists what --fix accepts, in the order of messages.
 var keys = []key{
-	{"tp", "size"}, {"cp", "size"}, {"cp.kind", "word"}, {"ep", "size"}, {"pp", "size"}, {"dp", "size"}, {"fsdp", "size"},
+	{"tp", "size"}, {"cp", "size"}, {"cp.kind", "word"}, {"ep", "size"}, {"pp", "size"},
+	{"dp", "size"}, {"fsdp", "size"},
 	{"zero", "size"}, {"gather", "word"}, {"virtual", "size"}, {"schedule", "word"},
 	{"microbatch", "size"}, {"recompute", "list"}, {"offload", "list"},
 }
@@ -137,7 +138,8 @@ func ParseFixed(text string) (Fixed, error) {
 // checkFixed reports a value that its key cannot have.
 func checkFixed(name, kind, value string) error {
 	known := map[string][]string{
-		"gather": gathers, "cp.kind": plan.ContextKinds(), "schedule": schedule.Names(), "recompute": tagNames, "offload": offloads,
+		"gather": gathers, "cp.kind": plan.CP{}.Kinds(), "schedule": schedule.Names(),
+		"recompute": tagNames, "offload": offloads,
 	}[name]
 	switch kind {
 	case "size":

@@ -223,7 +223,7 @@ func (j *Job) contexts(tp, cp int64) (list []plan.CP) {
 	if slices.Equal(j.Precisions, []dtype.Format{dtype.FormatF32}) {
 		elem = dtype.F32
 	}
-	for _, kind := range plan.ContextKinds() {
+	for _, kind := range (plan.CP{}).Kinds() {
 		if !j.Fixed.allowsWord("cp.kind", kind) {
 			continue
 		}

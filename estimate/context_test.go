@@ -86,7 +86,7 @@ func TestBalanceIsRead(t *testing.T) {
 	}
 }
 
-// A model's layers are those of all its loops: gemma3-1b has 4 turns of 6 layers, of which one sees
+// A model has the layers of all its loops: gemma3-1b has 4 turns of 6 layers, of which one sees
 // the whole sequence, and 2 layers behind them. As many tokens in longer sequences are more work.
 func TestLayersOfAllLoopsArePriced(t *testing.T) {
 	attention := func(seq int64) (attention, linear float64) {

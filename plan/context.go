@@ -2,8 +2,8 @@ package plan
 
 import "slices"
 
-// ContextKinds lists the words of cp.kind.
-func ContextKinds() []string { return slices.Clone(contexts) }
+// Kinds lists the words of cp.kind.
+func (CP) Kinds() []string { return slices.Clone(contexts) }
 
 // AllToAll is the number of devices that divide the heads of attention among them by an all-to-all
 // (DeepSpeed Ulysses, Jacobs et al., 2023); 1 without one.
