@@ -162,7 +162,6 @@ func (p *Plan) checkTensor(c *model.Facts) *diag.Error {
 	return nil
 }
 
-// checkContext holds sequences, and heads that an all-to-all exchanges, to whole shards.
 // CheckContext reports context parallelism that a model or the sequence does not divide into, of
 // plans that are priced only and need not pass Check.
 func (p *Plan) CheckContext(m model.Model) error {
@@ -173,6 +172,7 @@ func (p *Plan) CheckContext(m model.Model) error {
 	return nil
 }
 
+// checkContext holds sequences, and heads that an all-to-all exchanges, to whole shards.
 func (p *Plan) checkContext(c *model.Facts) *diag.Error {
 	tp := p.Size(TensorAxis)
 	switch heads := p.CP.AllToAll(); {
