@@ -233,11 +233,15 @@ func sameDims(a, b Type) error {
 }
 
 // Without gives the dimensions less some.
+//
+//go:noinline
 func Without(dims []Dim, names ...string) []Dim {
 	return lists.Filter(dims, func(d Dim) bool { return !slices.Contains(names, d.Name) })
 }
 
 // Names lists the names of dimensions.
+//
+//go:noinline
 func Names(dims []Dim) []string {
 	return lists.Map(dims, func(d Dim) string { return d.Name })
 }

@@ -53,19 +53,22 @@ func (s *Selector) Types(precision dtype.DType) (elem, gemm dtype.DType) {
 }
 
 // Documents says how many documents packed into one sequence are masked from each other, and why:
-// most of them, 0 if the data is not known, or none where cuDNN has no call for it. a is the
-// attention without documents ([Planned]).
+// most of them, 0 if the data is not known, or none where cuDNN has no call for it, or if most is
+// negative. a is the attention without documents ([Planned]).
 func (s *Selector) Documents(most int64, a Attention) (int64, string) {
 	const compared = "attention compares the numbers of documents"
 	if s.arch == "cpu" { // whatever the data is
 		return anyDocuments, compared
 	}
-	most = cmp.Or(most, plannedDocuments)
-	if most == 1 {
-		return 0, "a sequence is one document"
+	if most < 0 {
+		return 0, "documents are not masked"
 	}
 	if kernel, _ := s.Attention(a); kernel != CuDNN {
 		return anyDocuments, compared
+	}
+	most = cmp.Or(most, plannedDocuments)
+	if most == 1 {
+		return 0, "a sequence is one document"
 	}
 	a.Documents = true
 	if why := s.againstCuDNN(a); why != "" {

@@ -60,7 +60,7 @@ func Pairs(s step.Spec) ([]Pair, error) {
 	}
 	s.Arch = referenceArch
 	if gpu.Shape.Documents == 0 { // masked nowhere, then
-		s.Documents = 1
+		s.Documents = -1
 	}
 	how := *s.Plan
 	how.Offload = nil // the CPU has one memory

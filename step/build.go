@@ -30,7 +30,8 @@ type Spec struct {
 	Arch   string
 	Plan   *plan.Plan        // nil is one device
 	Policy *precision.Policy // nil is the recipe's
-	// Documents is how many documents a sequence of the data has at most; 0 is not known.
+	// Documents is how many documents a sequence of the data has at most; 0 is not known, and -1 asks
+	// for no mask between documents, whatever the data has.
 	Documents int64
 
 	// Optimizer replaces the recipe's. Edit rewrites the graph of the loss before it is sharded, as

@@ -34,8 +34,8 @@ func TestPricesAssumeTheKernelsThatProgramsCall(t *testing.T) {
 	}{
 		{"qwen2.5-0.5b", "b200", 4096, plan.CP{Size: 1, Kind: "gather"}, dtype.BF16, kernels.CuDNN},
 		{"qwen2.5-0.5b", "b200", 4096, plan.CP{Size: 1, Kind: "gather"}, dtype.F32, kernels.Plain},
-		{"qwen2.5-0.5b", "gb200", 4096, gather, dtype.BF16, kernels.Plain},
-		{"qwen2.5-0.5b", "gb200", 4096, balanced(gather), dtype.BF16, kernels.Plain},
+		{"qwen2.5-0.5b", "gb200", 4096, gather, dtype.BF16, kernels.CuDNN},
+		{"qwen2.5-0.5b", "gb200", 4096, balanced(gather), dtype.BF16, kernels.CuDNN},
 		{"qwen2.5-0.5b", "gb300", 4096, ring, dtype.BF16, kernels.CuDNN},
 		{"qwen2.5-0.5b", "gb300", 16384, ring, dtype.BF16, kernels.CuDNN},
 		{"qwen2.5-0.5b", "b200", 4096, ring, dtype.F32, kernels.Plain},
@@ -45,11 +45,11 @@ func TestPricesAssumeTheKernelsThatProgramsCall(t *testing.T) {
 		{"qwen2.5-0.5b", "a100", 4096, plan.CP{Size: 1, Kind: "gather"}, dtype.BF16, kernels.Plain},
 		{"qwen2.5-0.5b", "cpu", 4096, gather, dtype.BF16, kernels.HeadFirst},
 		{"qwen2.5-0.5b", "cpu", 4096, ring, dtype.BF16, kernels.Plain},
-		{"llama3.2-1b", "h200", 8192, gather, dtype.BF16, kernels.Plain},
+		{"llama3.2-1b", "h200", 8192, gather, dtype.BF16, kernels.CuDNN},
 		{"phi3-mini", "b200", 4096, plan.CP{Size: 1, Kind: "gather"}, dtype.BF16, kernels.CuDNN},   // heads of 96
 		{"gemma2-2b", "b200", 4096, plan.CP{Size: 1, Kind: "gather"}, dtype.BF16, kernels.Plain},   // a soft cap
 		{"gemma3-270m", "b200", 4096, plan.CP{Size: 1, Kind: "gather"}, dtype.BF16, kernels.CuDNN}, // windows
-		{"gemma3-270m", "b200", 4096, ring, dtype.BF16, kernels.Plain},
+		{"gemma3-270m", "b200", 4096, ring, dtype.BF16, kernels.CuDNN},
 		{"mistral-7b-v0.1", "b200", 8192, ring, dtype.BF16, kernels.Plain},
 	} {
 		name := fmt.Sprintf("%s-%s-%d-%s-%v-%v-%s", row.model, row.gpu, row.cp.Size, row.cp.Kind, row.cp.Balance, row.seq, row.params)
