@@ -30,6 +30,10 @@ type Traffic struct {
 	// multiplications.
 	Redundant      int64 `json:"twice,omitempty"`
 	RedundantBytes int64 `json:"twice_bytes,omitempty"`
+
+	// single and singleBytes are the share of it that loops of one iteration repeat, which every XLA
+	// unrolls.
+	single, singleBytes int64
 }
 
 // A Census is the traffic of a graph, sorted by kind and axes.
@@ -70,16 +74,17 @@ func (c Census) Diff(compiled []hlo.Collective, cpu bool, sums dtype.DType) erro
 	for _, row := range c {
 		k := meeting{row.Kind, row.Group}
 		want[k] = volume{want[k].count + row.Count, want[k].bytes + row.Bytes}
-		redundant[k] = volume{redundant[k].count + row.Redundant,
-			redundant[k].bytes + row.RedundantBytes}
+		more := volume{row.Redundant, row.RedundantBytes}
+		if cpu {
+			more = volume{row.single, row.singleBytes}
+		}
+		redundant[k] = volume{redundant[k].count + more.count, redundant[k].bytes + more.bytes}
 	}
 	var lines []string
 	for _, k := range slices.Concat(slices.Collect(maps.Keys(want)), slices.Collect(maps.Keys(got))) {
 		g, w := got[k], want[k]
 		less := volume{w.count - g.count, w.bytes - g.bytes}
-		// On a CPU, loops of one iteration are unrolled, and their backward pass takes what the forward
-		// pass gathered.
-		if r := redundant[k]; (!cpu || k.kind == hlo.AllGather) && less.bytes > 0 &&
+		if r := redundant[k]; less.bytes > 0 &&
 			(less.bytes == r.bytes && k.kind == hlo.AllReduce ||
 				less.bytes <= r.bytes && less.count > 0 && less.count <= r.count) {
 			continue // combined all-reduces lose all redundant bytes; their counts say nothing
@@ -147,6 +152,9 @@ func (c *censusTaker) send(g *ir.Graph, op *ir.Op, s ir.Send, times int64, back 
 	switch {
 	case (gathers || s.Kind == ir.Permute) && back && s.Of != nil && s.Of.Role == ir.Residual:
 		redundant = s.Count
+		if row := c.rows[key(kindsOf[s.Kind], s.Axes)]; gathers && times == 1 {
+			row.single, row.singleBytes = row.single+s.Count, row.singleBytes+s.Count*s.Bytes
+		}
 	case op.Kind == "join_stats" && replicated(g, op, s.Axes):
 		redundant = times * s.Count
 	default:
