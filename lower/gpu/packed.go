@@ -13,10 +13,10 @@ import (
 // Documents that are packed into sequences are segments to cuDNN: a list of lengths and offsets
 // into one flat array of tokens, which need not cover it. The gradient's workspace is 4 bytes for
 // each segment, head, element of a head and token of the longest segment that the call allows, so
-// the call for all documents of a sequence of 8192 tokens would have room for 256 of 8192 tokens.
-// Therefore long and short documents have calls of their own: of documents longer than 1/16 of a
-// sequence it has less than 16. The others are segments of the same tokens as sequences of 1/16 of
-// the length, and so on ([kernels.PackedLevels]).
+// one call for 256 documents of a sequence of 8192 tokens would have room for 256 of 8192 tokens.
+// Therefore long and short documents have calls of their own: a sequence has less than 4 documents
+// that are longer than a quarter of it. The others are segments of the same tokens, seen as four
+// times as many sequences of a quarter of the length, and so on ([kernels.PackedLevels]).
 
 // Dimensions of the tables below.
 const (
@@ -194,7 +194,7 @@ func (p *packing) joined(so, one val, s segments, like ir.Type) val {
 	return w.Select(w.BroadcastTo(has, like), one, so)
 }
 
-// headDim of statistics as rows: [tokens, heads].
+// tokenRows is the type of statistics with a row for each token: [tokens, heads].
 func tokenRows(t ir.Type, tokens int64) ir.Type {
 	return ir.Type{Elem: t.Elem, Dims: []ir.Dim{{Name: tokenDim, Size: tokens}, t.Dims[2]}}
 }

@@ -77,22 +77,24 @@ func (w *Writer) AllReduce(x Val, how string, axes ...string) Val {
 // a gather moves bits and does not look at them.
 var carriers = map[int]dtype.DType{8: dtype.U8, 16: dtype.U16}
 
+// carried views elements as the integers that carry them, if there are such.
+func (w *Writer) carried(x Val) Val {
+	if as, ok := carriers[x.Type.Elem.Bits()]; ok {
+		return w.Bitcast(x, as)
+	}
+	return x
+}
+
 // allGather prints an all-gather along a dimension, of integers where XLA:CPU would widen the type.
 func allGather(w *Writer, op *ir.Op, in []Val) []Val {
-	x, out := in[0], op.Out[0].Type
-	as, carried := carriers[x.Type.Elem.Bits()]
-	if carried {
-		x = w.Bitcast(x, as)
-	} else {
-		as = out.Elem
-	}
+	x, out := w.carried(in[0]), op.Out[0].Type
 	ahead := ""
 	if op.Attrs.Bool("prefetch") {
 		// XLA:GPU fetches only what is marked a round ahead (its collective pipeliner in the mode
 		// EXPLICIT).
 		ahead = `, mhlo.frontend_attributes = {is_pipelineable = "true"}`
 	}
-	t := ir.Type{Elem: as, Dims: out.Dims}
+	t := ir.Type{Elem: x.Type.Elem, Dims: out.Dims}
 	y := w.Apply(t, `"stablehlo.all_gather"(`, fmt.Sprintf(") {all_gather_dim = %d : i64, %s%s}",
 		out.Index(op.Attrs.Text("dim")), w.replicas(op.Axes()...), ahead), x)
 	return []Val{w.Bitcast(y, out.Elem)}
@@ -101,15 +103,9 @@ func allGather(w *Writer, op *ir.Op, in []Val) []Val {
 // allToAll prints an exchange of slices along one dimension for slices along another. It moves bits
 // as a gather does.
 func allToAll(w *Writer, op *ir.Op, in []Val) []Val {
-	x, out := in[0], op.Out[0].Type
-	as, carried := carriers[x.Type.Elem.Bits()]
-	if carried {
-		x = w.Bitcast(x, as)
-	} else {
-		as = out.Elem
-	}
+	x, out := w.carried(in[0]), op.Out[0].Type
 	n, _ := ir.Along(w.mesh, op.Attrs.Text("axis"))
-	y := w.Apply(ir.Type{Elem: as, Dims: out.Dims}, `"stablehlo.all_to_all"(`, fmt.Sprintf(
+	y := w.Apply(ir.Type{Elem: x.Type.Elem, Dims: out.Dims}, `"stablehlo.all_to_all"(`, fmt.Sprintf(
 		") {split_dimension = %d : i64, concat_dimension = %d : i64, split_count = %d : i64, %s}",
 		out.Index(op.Attrs.Text("to")), out.Index(op.Attrs.Text("from")), n,
 		w.replicas(op.Axes()...)), x)

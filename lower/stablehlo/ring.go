@@ -46,9 +46,7 @@ func (r *ring) send(x Val, by int64) Val {
 		pairs[d] = fmt.Sprintf("[%d, %d]", d, d+(to-place)*stride)
 	}
 	to := w.alias(fmt.Sprintf("dense<[%s]> : tensor<%dx2xi64>", strings.Join(pairs, ", "), total))
-	if as, ok := carriers[elem.Bits()]; ok {
-		x = w.Bitcast(x, as)
-	}
+	x = w.carried(x)
 	x = w.Apply(x.Type, `"stablehlo.collective_permute"(`, ") {source_target_pairs = "+to+"}", x)
 	return w.Bitcast(x, elem)
 }
