@@ -55,8 +55,8 @@ type Config struct {
 	BOS int64 // -1 if the model has no BOS token
 	EOS []int64
 
-	MoE *MoE // of models with experts, which are counted but not built yet
-	MLA *MLA // of models with latent attention, likewise
+	MoE *MoE // of models with experts
+	MLA *MLA // of models with latent attention, which are counted but not built yet
 }
 
 // A Norm is how activations are brought to size.
@@ -76,8 +76,8 @@ const (
 	relu2 Activation = "relu2"
 )
 
-// An MoE describes a mixture of experts: a router picks TopK of Experts MLPs for every token.
-// Biases that only balance the router, and are not learned by gradient, are not part of it.
+// An MoE describes a mixture of experts: a router picks TopK of Experts MLPs for every token, whose
+// outputs are added up with weights.
 type MoE struct {
 	Experts, TopK int64
 	MLP           int64 // hidden size of one expert
@@ -85,6 +85,26 @@ type MoE struct {
 	Dense         int64 // number of first layers with a dense MLP
 	Bias          bool  // in the experts and the router
 	Sinks         bool  // a learned score per head that takes attention from all keys
+
+	// Score is softmax or sigmoid: how the router's logits become scores, over all experts. The
+	// weights of the chosen experts are their scores, divided by their sum if Normalize is set, times
+	// Scale. OverChosen says that the choice is by logits and the softmax over the chosen ones alone,
+	// which is the same as softmax with Normalize.
+	Score                 string
+	Normalize, OverChosen bool
+	Scale                 float64
+	// Groups of experts compete first, if there is more than one: TopGroups of them, by the sum of
+	// their two highest scores, may be chosen from.
+	Groups, TopGroups int64
+	// Correction is a bias of each expert's score that balances load: it counts for the choice, not
+	// in the weights, and is not learned by gradient.
+	Correction bool
+	// AuxLoss and ZLoss are the factors of the load-balancing loss (router_aux_loss_coef) and of the
+	// squared log-sum-exp of logits.
+	AuxLoss, ZLoss float64
+	// Limit bounds the gate from above and up on both sides, and Alpha is the factor inside the
+	// sigmoid: experts compute gate·sigmoid(Alpha·gate)·(up + 1). 0 is SiLU without bounds.
+	Limit, Alpha float64
 }
 
 // An MLA is multi-head latent attention (DeepSeek-V2, arXiv 2405.04434): queries and keys pass
@@ -140,44 +160,84 @@ func (c *Config) Check() error {
 	case !slices.Contains([]Activation{SiLU, GELU, relu2}, c.Activation):
 		return bad("there is no activation %q", c.Activation)
 	}
+	if c.MoE != nil {
+		return c.MoE.check(c.Layers)
+	}
+	return nil
+}
+
+// The scores of a router.
+const (
+	softmax = "softmax"
+	sigmoid = "sigmoid"
+)
+
+// check reports the first thing that makes experts impossible.
+func (m *MoE) check(layers int64) error {
+	switch {
+	case m.Experts < 1 || m.Experts > maxSize || m.TopK < 1 || m.TopK > m.Experts:
+		return bad("a token is routed to %d of %d experts", m.TopK, m.Experts)
+	case m.MLP < 1 || m.MLP > maxSize || m.Shared < 0 || m.Shared > maxSize:
+		return bad("experts have an MLP of %d, and shared ones of %d", m.MLP, m.Shared)
+	case m.Dense < 0 || m.Dense >= layers:
+		return bad("%d of %d layers have no experts", m.Dense, layers)
+	case m.Score != softmax && m.Score != sigmoid:
+		return bad("there is no score %q of experts", m.Score)
+	case !(m.Scale > 0) || math.IsInf(m.Scale, 0):
+		return bad("the weights of experts are multiplied by %v", m.Scale)
+	case m.OverChosen && (m.Score != softmax || !m.Normalize || m.Groups > 1 || m.Correction):
+		return bad("a softmax over the chosen experts excludes groups and corrections of scores")
+	case m.Groups < 0 || m.Groups > 1 && (m.Experts%m.Groups != 0 || m.Experts/m.Groups < 2):
+		return bad("%d experts cannot form %d groups", m.Experts, m.Groups)
+	case m.Groups > 1 && (m.TopGroups < 1 || m.TopGroups > m.Groups ||
+		m.TopK > m.TopGroups*(m.Experts/m.Groups)):
+		return bad("%d experts cannot come from %d of %d groups", m.TopK, m.TopGroups, m.Groups)
+	case !(m.AuxLoss >= 0) || !(m.ZLoss >= 0) || !(m.Limit >= 0) || !(m.Alpha >= 0):
+		return bad("a factor or bound of the experts is below 0")
+	}
 	return nil
 }
 
 // windowed reports whether a layer has a window.
 func (c *Config) windowed(layer int64) bool { return c.Windowed != nil && c.Windowed[layer] }
 
+// sparse reports whether a layer has experts.
+func (c *Config) sparse(layer int64) bool { return c.MoE != nil && layer >= c.MoE.Dense }
+
+// alike reports whether two layers have the same form.
+func (c *Config) alike(a, b int64) bool {
+	return c.windowed(a) == c.windowed(b) && c.sparse(a) == c.sparse(b)
+}
+
 // A slot is one place in the body of a repeat: layers first, first+step, ... that are alike.
 type slot struct {
 	name               string // prefix of its parameters
 	first, step, count int64
-	windowed           bool
+	windowed, experts  bool
 }
 
 // A segment is one repeat: its slots run in order, as many times as each of them has layers.
 type segment []slot
 
-// segments groups the layers into repeats: one over the shortest turn of windows and whole
-// attention that comes round at least twice, then one for each run of equal layers that is left.
+// segments groups the layers into repeats: a run of leading dense layers, one repeat over the
+// shortest turn of windows and whole attention that comes round at least twice, then one for each
+// run of equal layers that is left.
 func (c *Config) segments() []segment {
-	period := c.period()
+	first := int64(0)
+	if c.MoE != nil {
+		first = c.MoE.Dense
+	}
+	list := c.runs(nil, 0, first)
+	period := c.period(first)
 	var turn segment
 	for i := range period {
-		turn = append(turn, slot{first: i, step: period, count: c.Layers / period,
-			windowed: c.windowed(i)})
+		turn = append(turn, slot{first: first + i, step: period, count: (c.Layers - first) / period,
+			windowed: c.windowed(first + i), experts: c.sparse(first + i)})
 	}
-	var list []segment
-	next := int64(0)
 	if period > 0 {
-		list, next = append(list, turn), period*(c.Layers/period)
+		list, first = append(list, turn), first+period*((c.Layers-first)/period)
 	}
-	for next < c.Layers {
-		end := next + 1
-		for end < c.Layers && c.windowed(end) == c.windowed(next) {
-			end++
-		}
-		run := slot{first: next, step: 1, count: end - next, windowed: c.windowed(next)}
-		list, next = append(list, segment{run}), end
-	}
+	list = c.runs(list, first, c.Layers)
 	number := 0
 	for _, s := range list {
 		for i := range s {
@@ -191,16 +251,31 @@ func (c *Config) segments() []segment {
 	return list
 }
 
+// runs appends a segment for each run of equal layers.
+func (c *Config) runs(list []segment, next, layers int64) []segment {
+	for next < layers {
+		end := next + 1
+		for end < layers && c.alike(end, next) {
+			end++
+		}
+		run := slot{first: next, step: 1, count: end - next, windowed: c.windowed(next),
+			experts: c.sparse(next)}
+		list, next = append(list, segment{run}), end
+	}
+	return list
+}
+
 // longest is the longest turn that one body holds. Gemma 3 has 6; a body that holds more grows the
 // program without need.
 const longest = 12
 
-// period is the length of the shortest turn that comes round at least twice, or 0.
-func (c *Config) period() int64 {
-	for p := int64(1); p <= min(longest, c.Layers/2); p++ {
+// period is the length of the shortest turn of the layers from first on that comes round at least
+// twice, or 0.
+func (c *Config) period(first int64) int64 {
+	for p := int64(1); p <= min(longest, (c.Layers-first)/2); p++ {
 		same := true
-		for i := p; i < c.Layers; i++ {
-			same = same && c.windowed(i) == c.windowed(i-p)
+		for i := first + p; i < c.Layers; i++ {
+			same = same && c.alike(i, i-p)
 		}
 		if same {
 			return p

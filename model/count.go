@@ -17,37 +17,41 @@ type Count struct {
 
 // Count gives the number of parameters.
 func (c *Config) Count() Count {
-	if c.MoE != nil || c.MLA != nil {
-		return c.countExperts()
+	if c.MLA != nil {
+		return c.countLatent()
 	}
 	var n Count
 	for _, p := range c.Params() {
-		n.Total += p.Size()
+		if p.Buffer {
+			continue
+		}
+		size := p.Size()
+		n.Total += size
 		switch p.Tag {
 		case ir.Embed:
-			n.Embed += p.Size()
+			n.Embed += size
 		case ir.Head:
-			n.Head += p.Size()
+			n.Head += size
+		case ir.Experts:
+			size = size / c.MoE.Experts * c.MoE.TopK
 		}
+		n.Active += size
 	}
-	n.Active = n.Total
 	return n
 }
 
-// countExperts counts models that have no list of parameters yet: their linear layers, RMS norms,
+// countLatent counts models that have no list of parameters yet: their linear layers, RMS norms,
 // and rotary positions, as all of them have.
-func (c *Config) countExperts() Count {
+func (c *Config) countLatent() Count {
 	n := Count{Embed: c.Vocab * c.Hidden}
 	if !c.Tied {
 		n.Head = n.Embed
 	}
-	n.Total = n.Embed + n.Head + c.Hidden + c.Layers*(c.besides()+2*c.Hidden)
+	// The norms of the low ranks are part of each layer.
+	n.Total = n.Embed + n.Head + c.Hidden + c.Layers*(c.MLA.QRank+c.MLA.KVRank+2*c.Hidden)
 	n.Active = n.Total
 	for _, l := range c.linears() {
 		size := l.In * l.Out
-		if c.MoE != nil && c.MoE.Bias && (l.Tag == ir.Router || l.Tag == ir.Experts) {
-			size += l.Out
-		}
 		n.Total += int64(len(l.Layers)) * size * l.Copies
 		n.Active += int64(len(l.Layers)) * size * l.Times
 	}
@@ -58,26 +62,6 @@ func (c *Config) countExperts() Count {
 func (c *Config) linears() []Linear {
 	f := c.Facts()
 	return f.Linears(c.Params())
-}
-
-// besides counts the parameters of one layer's attention outside its linear layers.
-func (c *Config) besides() (n int64) {
-	if a := c.MLA; a != nil {
-		return a.QRank + a.KVRank // norms of the low ranks
-	}
-	if c.QKVBias {
-		n += (c.Heads + 2*c.KVHeads) * c.HeadDim
-	}
-	if c.OutBias {
-		n += c.Hidden
-	}
-	if c.QKNorm {
-		n += 2 * c.HeadDim
-	}
-	if c.MoE != nil && c.MoE.Sinks {
-		n += c.Heads
-	}
-	return n
 }
 
 // Flops is the work of one token: two operations for each product and its sum.

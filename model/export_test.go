@@ -5,10 +5,11 @@ package model
 func (p *Param) Forward(i int64) (t int, j int64) {
 	part := p.part()
 	t, i = int(i/part), i%part
-	cols, row0, rows, col0, width := p.matrix()
-	r, c := i/width, i%width
+	b := p.box()
+	m, i := i/(b.rows*b.width), i%(b.rows*b.width)
+	r, c := i/b.width, i%b.width
 	if p.Transposed {
-		r, c = i%rows, i/rows
+		r, c = i%b.rows, i/b.rows
 	}
-	return t, (row0+r)*cols + col0 + c
+	return t, (m*b.height+b.row0+r*b.rowStep)*b.cols + b.col0 + c*b.colStep
 }

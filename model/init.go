@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"math"
 	"runtime"
+	"slices"
 	"strings"
 	"sync"
 
@@ -28,7 +29,7 @@ func (c *Config) Init(p *Param, seed uint64, dst []float32) error {
 		return diag.New(diag.BufferMismatch, "parameter %s has %d elements, its buffer %d",
 			p.Name, p.Size(), len(dst))
 	}
-	if len(p.Shape) == 1 {
+	if p.vector() {
 		value := float32(0)
 		if strings.HasSuffix(p.Source, ".weight") {
 			value = float32(1 - c.Norm.Shift)
@@ -49,13 +50,18 @@ func (c *Config) Init(p *Param, seed uint64, dst []float32) error {
 	return nil
 }
 
+// vector reports whether the parameter multiplies or is added, element by element: a norm, a bias.
+func (p *Param) vector() bool {
+	return len(p.Shape) == 1 || slices.Contains(strings.Split(p.Name, "."), "bias")
+}
+
 // ends reports whether the parameter is the last layer of attention or of an MLP, whose output is
-// added to what all layers share. Its name is BLOCK.o or BLOCK.down, with a number after it for
-// one layer of a stack.
+// added to what all layers share. Its name is BLOCK.o or BLOCK.down, of experts shared_down and
+// expert_down, with a number after it for one layer of a stack.
 func (p *Param) ends() bool {
 	words := strings.Split(p.Name, ".")
-	return len(words) > 1 &&
-		(p.Tag == ir.Attn && words[1] == "o" || p.Tag == ir.MLP && words[1] == "down")
+	return len(words) > 1 && (p.Tag == ir.Attn && words[1] == "o" ||
+		slices.Contains([]string{"down", "shared_down", "expert_down"}, words[1]))
 }
 
 // initBlock is the least work that is worth a goroutine: about a millisecond.
@@ -63,36 +69,44 @@ const initBlock = 1 << 16
 
 // fill writes the part of a tensor that is the parameter's, some rows on each processor.
 func (p *Param) fill(s *stream, dst []float32) {
-	_, _, rows, _, width := p.matrix()
-	workers := min(int64(runtime.GOMAXPROCS(0)), rows, 1+rows*width/initBlock)
+	b := p.box()
+	workers := min(int64(runtime.GOMAXPROCS(0)), b.rows, 1+b.rows*b.width/initBlock)
 	var wg sync.WaitGroup
 	for w := range workers {
-		wg.Go(func() { p.fillRows(s, dst, w*rows/workers, (w+1)*rows/workers) })
+		wg.Go(func() {
+			for m := range b.count {
+				p.fillRows(s, m, dst[m*b.rows*b.width:], w*b.rows/workers, (w+1)*b.rows/workers)
+			}
+		})
 	}
 	wg.Wait()
 }
 
-// fillRows writes rows from to to of the box. Where the parameter goes down columns it turns
-// squares, as move does.
-func (p *Param) fillRows(s *stream, dst []float32, from, to int64) {
-	cols, row0, rows, col0, width := p.matrix()
+// fillRows writes rows from to to of the box of matrix m. Where the parameter goes down columns it
+// turns squares, as move does.
+func (p *Param) fillRows(s *stream, m int64, dst []float32, from, to int64) {
+	b := p.box()
+	// at is the place in the tensor of row r and column c of the box.
+	at := func(r, c int64) int64 {
+		return (m*b.height+b.row0+r*b.rowStep)*b.cols + b.col0 + c*b.colStep
+	}
 	if !p.Transposed {
 		for r := from; r < to; r++ {
-			s.normals(dst[r*width:][:width], (row0+r)*cols+col0)
+			s.every(dst[r*b.width:][:b.width], at(r, 0), b.colStep)
 		}
 		return
 	}
 	var square [tile][tile]float32
 	for r0 := from; r0 < to; r0 += tile {
 		height := min(tile, to-r0)
-		for c0 := int64(0); c0 < width; c0 += tile {
-			n := min(tile, width-c0)
+		for c0 := int64(0); c0 < b.width; c0 += tile {
+			n := min(tile, b.width-c0)
 			for r := range height {
-				s.normals(square[r][:n], (row0+r0+r)*cols+col0+c0)
+				s.every(square[r][:n], at(r0+r, c0), b.colStep)
 			}
 			for c := range n {
 				for r := range height {
-					dst[(c0+c)*rows+r0+r] = square[r][c]
+					dst[(c0+c)*b.rows+r0+r] = square[r][c]
 				}
 			}
 		}
@@ -132,6 +146,17 @@ func (s *stream) normals(dst []float32, at int64) {
 			skip = 0
 		}
 		count++
+	}
+}
+
+// every fills dst with the numbers at at, at+step, and so on.
+func (s *stream) every(dst []float32, at, step int64) {
+	if step == 1 {
+		s.normals(dst, at)
+		return
+	}
+	for i := range dst {
+		s.normals(dst[i:i+1], at+int64(i)*step)
 	}
 }
 

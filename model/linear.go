@@ -23,13 +23,20 @@ type Linear struct {
 func (c *Facts) Linears(params []Param) []Linear {
 	list := c.uncommon()
 	for _, p := range params {
-		if !p.Stacked() || len(p.Shape) != 2 {
+		if !p.Stacked() || p.vector() {
 			continue
 		}
-		l := Linear{Name: p.Name[strings.LastIndexByte(p.Name, '.')+1:], Tag: p.Tag, Out: p.To - p.From,
-			In: p.Shape[1-p.Axis], Copies: 1, Times: 1}
-		if p.Tag == ir.Attn {
+		b := p.box()
+		l := Linear{Name: p.Name[strings.LastIndexByte(p.Name, '.')+1:], Tag: p.Tag, Out: b.rows,
+			In: b.width, Copies: 1, Times: 1}
+		if p.Axis == 1 {
+			l.In, l.Out = b.rows, b.width
+		}
+		switch p.Tag {
+		case ir.Attn:
 			l.Head = c.HeadDim
+		case ir.Experts:
+			l.Copies, l.Times = c.MoE.Experts, c.MoE.TopK
 		}
 		for i := range p.Dims[0].Size {
 			l.Layers = append(l.Layers, int(p.First+i*p.Step))
@@ -42,7 +49,7 @@ func (c *Facts) Linears(params []Param) []Linear {
 
 // uncommon lists the linear layers of models that have no list of parameters yet.
 func (c *Facts) uncommon() (list []Linear) {
-	if c.MoE == nil && c.MLA == nil {
+	if c.MLA == nil {
 		return nil
 	}
 	moe := MoE{Dense: c.Layers}

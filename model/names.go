@@ -1,6 +1,8 @@
 package model
 
 import (
+	"strings"
+
 	"github.com/deepwell/deepwell/internal/lists"
 	"github.com/deepwell/deepwell/ir"
 )
@@ -18,10 +20,13 @@ func (c *Config) head() ir.Dim  { return ir.Dim{Name: ir.HeadDim, Size: c.HeadDi
 func (c *Config) heads() ir.Dim { return ir.Dim{Name: ir.Heads, Size: c.Heads} }
 func (c *Config) kv() ir.Dim    { return ir.Dim{Name: ir.KVHeads, Size: c.KVHeads} }
 
+// experts is the dimension of a layer's experts.
+func (m *MoE) experts() ir.Dim { return ir.Dim{Name: ir.ExpertDim, Size: m.Experts} }
+
 // Params lists the parameters of the model in the order of the inputs of its graph. It is nil for a
 // model that can be counted but not built.
 func (c *Config) Params() []Param {
-	if c.MoE != nil || c.MLA != nil {
+	if c.MLA != nil {
 		return nil
 	}
 	w := &writer{c: c}
@@ -51,6 +56,15 @@ type names struct {
 	norm1, post1, norm2, post2, qNorm, kNorm string
 	q, k, v, o, gate, up, down               string
 	conv                                     bool // matrices are in, out: GPT-2's Conv1D
+	experts                                  expertNames
+}
+
+// expertNames are a family's names of experts, routers and shared experts inside a layer.
+type expertNames struct {
+	router, correction, gate, up, down string
+	// together: a tensor has all experts, as in, out; gate and up take turns in its columns.
+	together                         bool
+	sharedGate, sharedUp, sharedDown string
 }
 
 // names returns the family's. Weights and biases of a layer differ in their last word only. A
@@ -61,12 +75,23 @@ func (c *Config) names() names {
 		norm1: "input_layernorm", norm2: "post_attention_layernorm",
 		qNorm: "self_attn.q_norm", kNorm: "self_attn.k_norm",
 		q: "self_attn.q_proj", k: "self_attn.k_proj", v: "self_attn.v_proj", o: "self_attn.o_proj",
-		gate: "mlp.gate_proj", up: "mlp.up_proj", down: "mlp.down_proj"}
+		gate: "mlp.gate_proj", up: "mlp.up_proj", down: "mlp.down_proj", experts: expertNames{
+			router: "mlp.gate", correction: "mlp.gate.e_score_correction_bias",
+			gate: "mlp.experts.{expert}.gate_proj", up: "mlp.experts.{expert}.up_proj",
+			down: "mlp.experts.{expert}.down_proj", sharedGate: "mlp.shared_experts.gate_proj",
+			sharedUp: "mlp.shared_experts.up_proj", sharedDown: "mlp.shared_experts.down_proj"}}
 	if c.PostNorms {
 		n.post1, n.norm2, n.post2 = "post_attention_layernorm", "pre_feedforward_layernorm",
 			"post_feedforward_layernorm"
 	}
 	switch c.Arch {
+	case "mixtral":
+		n.experts = expertNames{router: "block_sparse_moe.gate",
+			gate: "block_sparse_moe.experts.{expert}.w1", up: "block_sparse_moe.experts.{expert}.w3",
+			down: "block_sparse_moe.experts.{expert}.w2"}
+	case "gpt_oss":
+		n.experts = expertNames{router: "mlp.router", gate: "mlp.experts.gate_up_proj",
+			up: "mlp.experts.gate_up_proj", down: "mlp.experts.down_proj", together: true}
 	case "phi3":
 		n.q, n.k, n.v = "self_attn.qkv_proj", "self_attn.qkv_proj", "self_attn.qkv_proj"
 		n.gate, n.up = "mlp.gate_up_proj", "mlp.gate_up_proj"
@@ -117,19 +142,84 @@ func (w *writer) block(n names) {
 		w.add("k_norm", ir.Attn, at(n.kNorm)+".weight", matrix(c.head()))
 	}
 	w.linears(n, ir.Attn, c.OutBias, part{"o", at(n.o), q, e})
+	if c.MoE != nil && c.MoE.Sinks {
+		w.add("sinks", ir.Attn, at("self_attn.sinks"), matrix(c.heads()))
+	}
 	if c.PostNorms {
 		w.norm("post1", at(n.post1), c.embed())
 	}
 	w.norm("norm2", at(n.norm2), c.embed())
-	hidden := []ir.Dim{c.mlp()}
-	up := []part{{"up", at(n.up), e, hidden}}
-	if c.Gated {
-		up = []part{{"gate", at(n.gate), e, hidden}, {"up", at(n.up), e, hidden}}
+	if w.slot.experts {
+		w.sparse(n)
+	} else {
+		w.dense(n, "", c.mlp(), at(n.gate), at(n.up), at(n.down))
 	}
-	w.linears(n, ir.MLP, c.MLPBias, up...)
-	w.linears(n, ir.MLP, c.MLPBias, part{"down", at(n.down), hidden, e})
 	if c.PostNorms {
 		w.norm("post2", at(n.post2), c.embed())
+	}
+}
+
+// dense appends an MLP of one size.
+func (w *writer) dense(n names, prefix string, size ir.Dim, gate, up, down string) {
+	c, e, hidden := w.c, []ir.Dim{w.c.embed()}, []ir.Dim{size}
+	parts := []part{{prefix + "up", up, e, hidden}}
+	if c.Gated {
+		parts = []part{{prefix + "gate", gate, e, hidden}, parts[0]}
+	}
+	w.linears(n, ir.MLP, c.MLPBias, parts...)
+	w.linears(n, ir.MLP, c.MLPBias, part{prefix + "down", down, hidden, e})
+}
+
+// sparse appends a router, its experts, and the shared experts.
+func (w *writer) sparse(n names) {
+	c, m, own := w.c, w.c.MoE, n.experts
+	at := func(name string) string { return n.layer + name }
+	experts, hidden := m.experts(), ir.Dim{Name: ir.MLPDim, Size: m.MLP}
+	w.linears(n, ir.Router, m.Bias,
+		part{"router", at(own.router), []ir.Dim{c.embed()}, []ir.Dim{experts}})
+	if m.Correction {
+		correction := matrix(experts)
+		correction.Buffer = true
+		w.add("router.correction", ir.Router, at(own.correction), correction)
+	}
+	if c.Gated {
+		w.expert("expert_gate", at(own.gate), own, hidden, 0)
+	}
+	w.expert("expert_up", at(own.up), own, hidden, 1)
+	w.expert("expert_down", at(own.down), own, hidden, 0)
+	if m.Shared > 0 {
+		shared := ir.Dim{Name: ir.MLPDim, Size: m.Shared}
+		w.dense(n, "shared_", shared, at(own.sharedGate), at(own.sharedUp), at(own.sharedDown))
+	}
+}
+
+// expert appends a linear layer of all experts, [experts, embed, mlp] whichever of the two it sums
+// over, and its biases. Of a tensor that has gate and up, columns turn, 1+turn of each two are its.
+func (w *writer) expert(name, source string, own expertNames, hidden ir.Dim, turn int64) {
+	m, embed := w.c.MoE, w.c.embed()
+	in, out := embed, hidden
+	if name == "expert_down" {
+		in, out = hidden, embed
+	}
+	like := Param{Dims: []ir.Dim{m.experts(), embed, hidden}, To: out.Size,
+		Shape: []int64{out.Size, in.Size}, Transposed: out == hidden}
+	bias := Param{Dims: []ir.Dim{m.experts(), out}, To: out.Size, Shape: []int64{out.Size}}
+	weight, suffix := source+".weight", ".bias"
+	if own.together {
+		every := int64(1)
+		if out == hidden && w.c.Gated {
+			every = 2
+			like.From, bias.From = turn, turn
+		}
+		like.Every, bias.Every = every, every
+		like.Axis, like.To = 1, every*out.Size
+		like.Shape, like.Transposed = []int64{m.Experts, in.Size, like.To}, out == embed
+		bias.Axis, bias.To, bias.Shape = 1, like.To, []int64{m.Experts, like.To}
+		weight, suffix = source, "_bias"
+	}
+	w.add(name, ir.Experts, weight, like)
+	if m.Bias {
+		w.add(name+".bias", ir.Experts, source+suffix, bias)
 	}
 }
 
@@ -168,7 +258,7 @@ func (w *writer) linears(n names, tag ir.Tag, bias bool, parts ...part) {
 		if n.conv {
 			like.Shape, like.Axis, like.Transposed = []int64{in, all}, 1, false
 		}
-		if p.name == "down" {
+		if strings.HasSuffix(p.name, "down") {
 			like.Dims = append(append([]ir.Dim{}, p.out...), p.in...)
 			like.Transposed = !like.Transposed
 		}

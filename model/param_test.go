@@ -9,7 +9,8 @@ import (
 	"pgregory.net/rapid"
 )
 
-// anyParam draws a parameter: a box of rows or columns, transposed or not, stacked or not.
+// anyParam draws a parameter: a box of rows or columns, all or in steps, transposed or not,
+// stacked or not, of one tensor or one for each expert, or with a matrix for each.
 func anyParam(t *rapid.T) model.Param {
 	size := rapid.OneOf(rapid.Int64Range(1, 6), rapid.Int64Range(60, 70)) // some beyond a tile
 	p := model.Param{Name: "p", Source: "layer.{}.w", Shape: []int64{size.Draw(t, "rows")},
@@ -20,15 +21,25 @@ func anyParam(t *rapid.T) model.Param {
 		p.Axis = rapid.IntRange(0, 1).Draw(t, "axis")
 	}
 	n := p.Shape[p.Axis]
+	p.Every = rapid.Int64Range(0, 3).Draw(t, "every")
 	p.From = rapid.Int64Range(0, n-1).Draw(t, "from")
 	p.To = rapid.Int64Range(p.From+1, n).Draw(t, "to")
 	if rapid.Bool().Draw(t, "stacked") {
 		p.Dims = []ir.Dim{{Name: ir.Layer, Size: rapid.Int64Range(1, 4).Draw(t, "layers")}}
 	}
-	elements := p.To - p.From
+	elements := (p.To - p.From + max(p.Every, 1) - 1) / max(p.Every, 1)
 	for axis, n := range p.Shape {
 		if axis != p.Axis {
 			elements *= n
+		}
+	}
+	experts := ir.Dim{Name: ir.ExpertDim, Size: rapid.Int64Range(1, 4).Draw(t, "experts")}
+	switch rapid.SampledFrom([]string{"", "apart", "together"}).Draw(t, "form") {
+	case "apart":
+		p.Dims, p.Source = append(p.Dims, experts), "layer.{}.expert.{expert}.w"
+	case "together":
+		if len(p.Shape) > 1 {
+			p.Dims, p.Shape = append(p.Dims, experts), append([]int64{experts.Size}, p.Shape...)
 		}
 	}
 	p.Dims = append(p.Dims, ir.Dim{Name: "all", Size: elements})
@@ -93,16 +104,25 @@ func TestTakeWantsTheRightSizes(t *testing.T) {
 func TestTensorsAreCovered(t *testing.T) {
 	for _, preset := range model.Presets() {
 		c := preset.Config
-		if c == nil || c.MoE != nil {
+		if c == nil {
 			continue
 		}
 		covered, size := map[string]int64{}, map[string]int64{}
 		for _, p := range c.Params() {
+			n := len(p.Shape)
 			for _, name := range p.Tensors() {
+				if p.Every > 1 { // columns that take turns
+					if p.To != p.Shape[n-1] || p.From >= p.Every {
+						t.Errorf("%s: %s has %d to %d of %s", preset.Name, p.Name, p.From, p.To, name)
+					}
+					covered[name] += (p.To - p.From + p.Every - 1) / p.Every
+					size[name] = p.To
+					continue
+				}
 				if p.From != covered[name] {
 					t.Errorf("%s: %s begins at %d of %s, not %d", preset.Name, p.Name, p.From, name, covered[name])
 				}
-				covered[name], size[name] = p.To, p.Shape[p.Axis]
+				covered[name], size[name] = p.To, p.Shape[max(0, n-2)+p.Axis]
 			}
 		}
 		for name, n := range size {

@@ -108,6 +108,9 @@ func (m modelRow) config(shared json.RawMessage) *Config {
 		c.LocalRope = cmp.Or(c.LocalRope, c.Rope)
 		c.Rotary = int64(float64(c.HeadDim) * cmp.Or(s.Partial, 1))
 	}
+	if c.MoE != nil {
+		c.MoE.Score, c.MoE.Scale = cmp.Or(c.MoE.Score, softmax), cmp.Or(c.MoE.Scale, 1)
+	}
 	if c.Window > 0 {
 		c.Windowed = make([]bool, c.Layers)
 		for i := range c.Layers {
