@@ -202,16 +202,16 @@ func (b *pricer) attends(item *cost.Item, into *phase) {
 	one := b.e.builder(b.c)
 	cp := b.c.cp() // scores has the heads before an all-to-all
 	one.scores(item.Op.Attrs.Int("window") > 0, heads*float64(cp.AllToAll()), float64(item.K),
-		float64(item.K))
+		float64(item.V))
 	into.attention += part * one.forward.attention
 	if b.pass == cost.Forward {
 		b.input.attention += part * one.input.attention
 	}
 	b.dropped += part * one.dropped
 	if cp.Shards() > 1 {
-		elements := part * float64(item.K) * float64(cp.AllToAll())
-		keys := float64(item.Op.In[1].Type.Size(ir.KVHeads)) * 2
-		b.joins(item.Op.Attrs.Int("window") > 0, elements*heads, elements*keys)
+		count := part * float64(cp.AllToAll())
+		keys := float64(item.Op.In[1].Type.Size(ir.KVHeads)) * float64(item.K+item.V)
+		b.joins(item.Op.Attrs.Int("window") > 0, count*heads*float64(item.V), count*keys)
 	}
 }
 

@@ -155,7 +155,8 @@ func RopeFrequencies(op *Op) []float64 {
 }
 
 // The names of the dimensions that attention gives a meaning to. Queries have Seq and Heads, keys
-// and values Keys and KVHeads; all end in HeadDim, and other dimensions go side by side.
+// and values Keys and KVHeads; all end in HeadDim, of which values may have another size (latent
+// attention), and other dimensions go side by side.
 const (
 	Seq     = "seq"
 	Keys    = "keys"
@@ -249,8 +250,8 @@ func allKeys(g *Graph, op *Op) Type {
 }
 
 // inferAttention takes queries [..., seq, heads, head], keys and values [..., keys, kv, head] and,
-// optionally, pairs of document numbers and positions. It returns the output, of the queries' type,
-// and the log-sum-exp f32[..., seq, heads] for the gradient.
+// optionally, pairs of document numbers and positions. It returns the output, of the queries' type
+// with the values' size of a head, and the log-sum-exp f32[..., seq, heads] for the gradient.
 func inferAttention(g *Graph, op *Op) ([]Type, error) {
 	segments, places := op.MaskArgs()
 	pairs := len(segments) == 0 || len(segments) == 2
@@ -278,15 +279,16 @@ func inferAttention(g *Graph, op *Op) ([]Type, error) {
 		return nil, err
 	}
 	q, k, v := op.In[0].Type, op.In[1].Type, op.In[2].Type
-	if err := sameDims(k, v); err != nil {
-		return nil, err
+	if v.Index(HeadDim) != len(v.Dims)-1 || k.Index(HeadDim) != len(k.Dims)-1 ||
+		!slices.Equal(Without(k.Dims, HeadDim), Without(v.Dims, HeadDim)) {
+		return nil, fmt.Errorf("%s are no values of keys %s", v, k)
 	}
 	if q.Elem != k.Elem || k.Elem != v.Elem {
 		return nil, fmt.Errorf("%s, %s and %s differ in element type", q, k, v)
 	}
 	kv, heads := k.Size(KVHeads), q.Size(Heads)
-	if kv == 0 || heads%kv != 0 || q.Size(HeadDim) != k.Size(HeadDim) || q.Index(Seq) < 0 ||
-		k.Index(Keys) < 0 {
+	if kv == 0 || heads%kv != 0 || q.Index(HeadDim) != len(q.Dims)-1 ||
+		q.Size(HeadDim) != k.Size(HeadDim) || q.Index(Seq) < 0 || k.Index(Keys) < 0 {
 		return nil, fmt.Errorf("%s cannot attend to %s", q, k)
 	}
 	rows := Without(q.Dims, HeadDim)
@@ -305,7 +307,8 @@ func inferAttention(g *Graph, op *Op) ([]Type, error) {
 			return nil, fmt.Errorf("along %s queries are placed %q, keys %q, values %q", axis, s, t, u)
 		}
 	}
-	return []Type{q, {dtype.F32, rows, q.Place}}, nil
+	out := append(slices.Clone(rows), Dim{HeadDim, v.Size(HeadDim)})
+	return []Type{{q.Elem, out, q.Place}, {dtype.F32, rows, q.Place}}, nil
 }
 
 // inferBeside checks what accompanies queries and keys, with some of their dimensions and sharded

@@ -10,7 +10,7 @@ type Class uint8
 const (
 	Fused      Class = iota
 	Matmul           // Batch GEMMs of [M, K] and [K, N]
-	Attend           // attention of M queries of K elements, N keys, for Batch rows and heads
+	Attend           // attention of M queries of K elements, N keys, values of V, for Batch heads
 	Streaming        // Bytes read and written, by a kernel of its own
 	Quantizing       // Bytes read to be quantized to Format
 	Sending          // collectives alone
@@ -23,6 +23,7 @@ const (
 type Work struct {
 	Class          Class
 	Batch, M, K, N int64
+	V              int64 // of attention
 	Bytes          int64
 	Format         Format // of products and of what is quantized; "" is the type of the arguments
 	Sends          []Send
@@ -174,13 +175,14 @@ func crossEntropyWork(g *Graph, op *Op) Work {
 func attentionWork(g *Graph, op *Op) Work {
 	q, k := op.In[0].Type, op.In[1].Type
 	keys := allKeys(g, op).Size(Keys)
-	w := Work{Class: Attend, M: q.Size(Seq), K: q.Size(HeadDim), N: keys}
+	w := Work{Class: Attend, M: q.Size(Seq), K: q.Size(HeadDim), N: keys,
+		V: op.In[2].Type.Size(HeadDim)}
 	w.Batch = q.Shape().Elements() / max(w.M*w.K, 1)
 	axis := op.Attrs.Text("ring")
 	if axis == "" {
 		return w
 	}
-	n, elements := g.AxisSize(axis), k.Shape().Elements()
+	n := g.AxisSize(axis)
 	add := func(count, bytes int64, of *Value) {
 		w.Sends = append(w.Sends, Send{Permute, []string{axis}, count, bytes, of})
 	}
@@ -189,17 +191,18 @@ func attentionWork(g *Graph, op *Op) Work {
 		chunks = 2
 	}
 	for _, v := range op.In[1:3] {
+		shard := v.Type.Shape()
 		if halo > 0 {
-			bytes := k.Shape().Bytes() / k.Size(Keys) * halo
+			bytes := shard.Bytes() / k.Size(Keys) * halo
 			if add(chunks, bytes, v); op.Kind == "attention_grad" {
 				add(chunks, bytes, nil)
 			}
 			continue
 		}
-		add(n-1, k.Shape().Bytes(), v)
+		add(n-1, shard.Bytes(), v)
 		if op.Kind == "attention_grad" {
-			add(n-2, 4*elements, nil)
-			add(2, k.Shape().Bytes(), nil)
+			add(n-2, 4*shard.Elements(), nil)
+			add(2, shard.Bytes(), nil)
 		}
 	}
 	return w

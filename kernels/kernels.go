@@ -1,6 +1,7 @@
 package kernels
 
 import (
+	"cmp"
 	"fmt"
 	"slices"
 
@@ -72,7 +73,8 @@ func (s *Selector) Choices() []Choice { return slices.Clone(s.choices) }
 // which there is no graph yet.
 type Attention struct {
 	Elem   dtype.DType // of queries
-	Head   int64       // size of a head of queries
+	Head   int64       // size of a head of queries and keys
+	Value  int64       // of values, where it is another; 0 if not
 	Window int64       // keys that a query sees; 0 is all
 	Causal bool
 	Capped bool // scores have a soft cap
@@ -113,7 +115,8 @@ func (s *Selector) Attention(a Attention) (kernel, why string) {
 func (s *Selector) Attends(op *ir.Op) (kernel, why string) {
 	q := op.In[0].Type
 	segments, places := op.MaskArgs()
-	a := Attention{Elem: q.Elem, Head: q.Size(ir.HeadDim), Window: op.Attrs.Int("window"),
+	a := Attention{Elem: q.Elem, Head: q.Size(ir.HeadDim), Value: op.In[2].Type.Size(ir.HeadDim),
+		Window: op.Attrs.Int("window"),
 		Causal: op.Attrs.Bool("causal"), Capped: op.Attrs.Float("softcap") > 0,
 		Documents: len(segments) > 0, Lengths: op.KeyLengths() > 0, Ring: op.Attrs.Text("ring") != "",
 		Plain: op.Attrs.Bool("plain")}
@@ -131,6 +134,21 @@ func (s *Selector) Attends(op *ir.Op) (kernel, why string) {
 	return kernel, why
 }
 
+// value is the size of a head of values.
+func (a Attention) value() int64 { return cmp.Or(a.Value, a.Head) }
+
+// headFits tells whether cuDNN's gradient has a plan for the sizes of heads. Those beyond 128 have
+// none on sm_120, and with segments of a sequence: XLA gives values the offsets of keys, which
+// padded values would have, but 192 with 192 and packed 256 have no plan.
+func (s *Selector) headFits(a Attention) bool {
+	value := a.value()
+	if a.Head%8 != 0 || value%8 != 0 || value > a.Head {
+		return false
+	}
+	large := a.Head == 256 && value == 256 || a.Head == 192 && value == 128
+	return a.Head <= 128 || large && s.arch != "sm_120" && !a.Documents
+}
+
 // againstCuDNN gives the reason why cuDNN's attention cannot be used, "" if it can. The limits are
 // in XLA's call (xla/service/gpu/cublas_cudnn.h, cuDNN 9.24).
 func (s *Selector) againstCuDNN(a Attention) string {
@@ -141,8 +159,9 @@ func (s *Selector) againstCuDNN(a Attention) string {
 		return fmt.Sprintf("not tried on %s", s.arch)
 	case a.Elem != dtype.BF16 && a.Elem != dtype.F16:
 		return fmt.Sprintf("cuDNN wants bf16 or f16, not %s", a.Elem)
-	case a.Head > 256 || a.Head%8 != 0:
-		return fmt.Sprintf("cuDNN wants a head of at most 256 in steps of 8, not %d", a.Head)
+	case !s.headFits(a):
+		return fmt.Sprintf("cuDNN wants heads of at most 128 in steps of 8, on sm_100 also of 256, or "+
+			"192 with values of 128, without documents; not %d with %d", a.Head, a.value())
 	case a.Documents && a.Chunk > 0 && a.Window > 0:
 		return "a window and documents in chunks of a sequence are no mask of cuDNN's calls; " +
 			"with cp.kind a2a, devices have whole sequences"

@@ -85,7 +85,7 @@ func Planned(c model.Facts, windowed bool, elem dtype.DType, cut plan.CP, seq in
 	plain bool) Attention {
 	a := Attention{Elem: elem, Head: c.HeadDim, Causal: true, Capped: c.AttnCap > 0, Plain: plain}
 	if c.MLA != nil {
-		a.Head = c.MLA.NoPE + c.MLA.Rope
+		a.Head, a.Value = c.MLA.NoPE+c.MLA.Rope, c.MLA.Value
 	}
 	if windowed {
 		a.Window = c.Window

@@ -15,13 +15,21 @@ import (
 	"github.com/deepwell/deepwell/program"
 )
 
-func attentionGraph(t *testing.T, elem dtype.DType, how ir.Attention) *ir.Graph {
+// attentionGraph has heads of queries and keys, and of values, of two sizes, and documents of some
+// number.
+func attentionGraph(t *testing.T, elem dtype.DType, head, value int64, how ir.Attention) *ir.Graph {
 	t.Helper()
 	b := ir.NewBuilder("attention")
 	d := func(name string, n int64) ir.Dim { return ir.Dim{Name: name, Size: n} }
-	q := b.Input("q", ir.Param, ir.Type{Elem: elem, Dims: []ir.Dim{d("batch", 2), d(ir.Seq, 1024), d(ir.Heads, 16), d(ir.HeadDim, 128)}}, "")
-	kt := ir.Type{Elem: elem, Dims: []ir.Dim{d("batch", 2), d(ir.Keys, 1024), d(ir.KVHeads, 4), d(ir.HeadDim, 128)}}
-	k, v := b.Input("k", ir.Param, kt, ""), b.Input("v", ir.Param, kt, "")
+	q := b.Input("q", ir.Param, ir.Type{Elem: elem, Dims: []ir.Dim{d("batch", 2), d(ir.Seq, 1024), d(ir.Heads, 16), d(ir.HeadDim, head)}}, "")
+	kt := ir.Type{Elem: elem, Dims: []ir.Dim{d("batch", 2), d(ir.Keys, 1024), d(ir.KVHeads, 4), d(ir.HeadDim, head)}}
+	vt := ir.Type{Elem: elem, Dims: append(kt.Dims[:3:3], d(ir.HeadDim, value))}
+	k, v := b.Input("k", ir.Param, kt, ""), b.Input("v", ir.Param, vt, "")
+	if how.Documents > 0 {
+		st := ir.Type{Elem: dtype.S32, Dims: q.Type.Dims[:2]}
+		how.Segments = b.Input("segments", ir.Data, st, "")
+		how.KeySegments = b.Rename(how.Segments, ir.Seq, ir.Keys)
+	}
 	g, err := b.Graph(b.Attend(q, k, v, how))
 	if err != nil {
 		t.Fatal(err)
@@ -36,15 +44,25 @@ func TestAttentionIsCuDNNsOnBlackwell(t *testing.T) {
 	for _, row := range []struct {
 		name, cluster string
 		elem          dtype.DType
+		head, value   int64
 		how           ir.Attention
 		calls         int
 		why           string
 	}{
-		{"causal", "1xb200", dtype.BF16, ir.Attention{Scale: 0.088, Causal: true}, 2, "cuDNN supports this shape"},
-		{"window", "1xgb300", dtype.BF16, ir.Attention{Scale: 0.088, Causal: true, Window: 256}, 2, "cuDNN supports this shape"},
-		{"full", "1xrtx6000pro", dtype.BF16, ir.Attention{Scale: 0.088}, 2, "cuDNN supports this shape"},
-		{"f32", "1xb200", dtype.F32, ir.Attention{Scale: 0.088, Causal: true}, 0, "bf16 or f16, not f32"},
-		{"soft cap", "1xb200", dtype.BF16, ir.Attention{Scale: 0.088, Causal: true, SoftCap: 50}, 0, "soft cap"},
+		{"causal", "1xb200", dtype.BF16, 128, 128, ir.Attention{Scale: 0.088, Causal: true}, 2, "cuDNN supports this shape"},
+		{"window", "1xgb300", dtype.BF16, 128, 128, ir.Attention{Scale: 0.088, Causal: true, Window: 256}, 2, "cuDNN supports this shape"},
+		{"full", "1xrtx6000pro", dtype.BF16, 128, 128, ir.Attention{Scale: 0.088}, 2, "cuDNN supports this shape"},
+		{"f32", "1xb200", dtype.F32, 128, 128, ir.Attention{Scale: 0.088, Causal: true}, 0, "bf16 or f16, not f32"},
+		{"soft cap", "1xb200", dtype.BF16, 128, 128, ir.Attention{Scale: 0.088, Causal: true, SoftCap: 50}, 0, "soft cap"},
+		{"latent", "1xb200", dtype.BF16, 192, 128, ir.Attention{Scale: 0.07, Causal: true}, 2, "cuDNN supports this shape"},
+		{"latent on gb300", "1xgb300", dtype.BF16, 192, 128, ir.Attention{Scale: 0.07, Causal: true}, 2, "cuDNN supports this shape"},
+		{"small latent", "1xb200", dtype.BF16, 96, 64, ir.Attention{Scale: 0.07, Causal: true}, 2, "cuDNN supports this shape"},
+		{"small latent documents", "1xb200", dtype.BF16, 96, 64, ir.Attention{Scale: 0.07, Causal: true, Documents: 4}, 2, "cuDNN supports this shape"},
+		{"head 256", "1xgb300", dtype.BF16, 256, 256, ir.Attention{Scale: 0.07, Causal: true}, 2, "cuDNN supports this shape"},
+		{"latent documents", "1xb200", dtype.BF16, 192, 128, ir.Attention{Scale: 0.07, Causal: true, Documents: 4}, 0, "at most 128"},
+		{"head 160", "1xb200", dtype.BF16, 160, 160, ir.Attention{Scale: 0.07, Causal: true}, 0, "at most 128"},
+		{"latent on rtx6000pro", "1xrtx6000pro", dtype.BF16, 192, 128, ir.Attention{Scale: 0.07, Causal: true}, 0, "at most 128"},
+		{"small latent on rtx6000pro", "1xrtx6000pro", dtype.BF16, 96, 64, ir.Attention{Scale: 0.07, Causal: true}, 2, "cuDNN supports this shape"},
 	} {
 		t.Run(row.name, func(t *testing.T) {
 			cluster, err := machine.ParseCluster(row.cluster)
@@ -54,7 +72,7 @@ func TestAttentionIsCuDNNsOnBlackwell(t *testing.T) {
 			if row.name != "causal" {
 				slowtest.Only(t)
 			}
-			gr, err := ir.Grad(attentionGraph(t, row.elem, row.how), ir.GradPlan{})
+			gr, err := ir.Grad(attentionGraph(t, row.elem, row.head, row.value, row.how), ir.GradPlan{})
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -1,15 +1,18 @@
 package replay
 
 import (
+	"cmp"
 	"fmt"
 	"math"
 	"slices"
 )
 
-// An attentionCase is attention of one batch: [seq, heads, head] by [keys, key heads, head].
+// An attentionCase is attention of one batch: [seq, heads, head] by [keys, key heads, head] and
+// values [keys, key heads, value].
 type attentionCase struct {
 	name                              string
 	batch, seq, keys, heads, kv, head int
+	value                             int // 0 is head
 	window                            int
 	causal                            bool
 	segments                          []segment // packed sequences, if there are any
@@ -75,7 +78,7 @@ func (c attentionCase) forward(q, k, v []float64) (o, lse []float64) {
 	for b := range c.batch {
 		for h := range c.heads {
 			for i := range c.seq {
-				row, sum, out := make([]float64, c.batch*c.keys), 0.0, make([]float64, c.head)
+				row, sum, out := make([]float64, c.batch*c.keys), 0.0, make([]float64, c.value)
 				kh := h * c.kv / c.heads
 				for j := range row {
 					if !c.sees(b*c.seq+i, j) {
@@ -88,8 +91,8 @@ func (c attentionCase) forward(q, k, v []float64) (o, lse []float64) {
 					sum += row[j]
 				}
 				for j := range row {
-					for d := range c.head {
-						out[d] += row[j] / sum * v[(j*c.kv+kh)*c.head+d]
+					for d := range c.value {
+						out[d] += row[j] / sum * v[(j*c.kv+kh)*c.value+d]
 					}
 				}
 				o, lse = append(o, out...), append(lse, math.Log(sum))
@@ -124,31 +127,34 @@ func attentionExamples() (list []example) {
 			segments: []segment{{0, 3}, {8, 4}, {3, 5}, {12, 0}}},
 		{name: "packed window", batch: 1, seq: 7, keys: 7, heads: 2, kv: 1, head: 8, causal: true,
 			window: 3, segments: []segment{{0, 2}, {2, 5}}},
+		{name: "latent", batch: 2, seq: 6, keys: 6, heads: 4, kv: 4, head: 12, value: 8, causal: true},
 	} {
+		c.value = cmp.Or(c.value, c.head)
 		q := randoms(21, int64(c.batch*c.seq*c.heads*c.head))
 		k := randoms(22, int64(c.batch*c.keys*c.kv*c.head))
-		v := randoms(23, int64(c.batch*c.keys*c.kv*c.head))
+		v := randoms(23, int64(c.batch*c.keys*c.kv*c.value))
 		list = append(list, c.forwardExample(q, k, v), c.backwardExample(q, k, v))
 	}
 	return list
 }
 
 // shapes of an operand [batch, seq, heads, head] and of a result with heads before the sequence.
-func (c attentionCase) operand(t elemType, seq, heads int) *shape {
-	return arr(t, []int64{int64(c.batch), int64(seq), int64(heads), int64(c.head)})
+func (c attentionCase) operand(t elemType, seq, heads, head int) *shape {
+	return arr(t, []int64{int64(c.batch), int64(seq), int64(heads), int64(head)})
 }
 
-func (c attentionCase) result(t elemType, seq, heads int) *shape {
-	return arr(t, []int64{int64(c.batch), int64(heads), int64(seq), int64(c.head)}, 3, 1, 2, 0)
+func (c attentionCase) result(t elemType, seq, heads, head int) *shape {
+	return arr(t, []int64{int64(c.batch), int64(heads), int64(seq), int64(head)}, 3, 1, 2, 0)
 }
 
 func (c attentionCase) forwardExample(q, k, v []float64) example {
 	b := newBuilder("attention, " + c.name)
-	list := []int64{b.param(0, c.operand(typeBF16, c.seq, c.heads)),
-		b.param(1, c.operand(typeBF16, c.keys, c.kv)), b.param(2, c.operand(typeBF16, c.keys, c.kv))}
+	list := []int64{b.param(0, c.operand(typeBF16, c.seq, c.heads, c.head)),
+		b.param(1, c.operand(typeBF16, c.keys, c.kv, c.head)),
+		b.param(2, c.operand(typeBF16, c.keys, c.kv, c.value))}
 	params, packing := c.packing(b, 3)
 	x := b.call("__cudnn$fmhaSoftmax", c.config(false), withWorkspace(typeU8,
-		c.result(typeBF16, c.seq, c.heads), c.stats()), append(list, params...)...)
+		c.result(typeBF16, c.seq, c.heads, c.value), c.stats()), append(list, params...)...)
 	o, lse := c.forward(q, k, v)
 	return example{name: b.name, code: b.returns(b.element(x, 0), b.element(x, 1)),
 		args: append(one(q, k, v), packing...), want: one(o, c.placed(lse)), bound: 1e-2}
@@ -208,15 +214,16 @@ func (c attentionCase) packing(b *builder, from int64) (params []int64, values [
 // backwardExample has the gradients of the sum of O · dO by finite differences.
 func (c attentionCase) backwardExample(q, k, v []float64) example {
 	b := newBuilder("attention gradient, " + c.name)
-	queries, keys := c.operand(typeF32, c.seq, c.heads), c.operand(typeF32, c.keys, c.kv)
-	list := []int64{b.param(0, queries), b.param(1, keys), b.param(2, keys), b.param(3, c.stats()),
-		b.param(4, queries), b.param(5, queries)}
+	queries, keys := c.operand(typeF32, c.seq, c.heads, c.head), c.operand(typeF32, c.keys, c.kv, c.head)
+	values, out := c.operand(typeF32, c.keys, c.kv, c.value), c.operand(typeF32, c.seq, c.heads, c.value)
+	list := []int64{b.param(0, queries), b.param(1, keys), b.param(2, values), b.param(3, c.stats()),
+		b.param(4, out), b.param(5, out)}
 	params, packing := c.packing(b, 6)
 	x := b.call("__cudnn$fmhaSoftmaxBackward", c.config(true), withWorkspace(typeU8,
-		c.result(typeF32, c.seq, c.heads), c.result(typeF32, c.keys, c.kv),
-		c.result(typeF32, c.keys, c.kv)), append(list, params...)...)
+		c.result(typeF32, c.seq, c.heads, c.head), c.result(typeF32, c.keys, c.kv, c.head),
+		c.result(typeF32, c.keys, c.kv, c.value)), append(list, params...)...)
 	o, lse := c.forward(q, k, v)
-	do := randoms(24, int64(len(q))) // in the order of O
+	do := randoms(24, int64(len(o))) // in the order of O
 	var grads [][]float64
 	for _, over := range [][]float64{q, k, v} {
 		grad := make([]float64, len(over))
@@ -237,8 +244,8 @@ func (c attentionCase) backwardExample(q, k, v []float64) example {
 	}
 	want := one(swapHeads(grads[0], c.batch, c.seq, c.heads, c.head),
 		swapHeads(grads[1], c.batch, c.keys, c.kv, c.head),
-		swapHeads(grads[2], c.batch, c.keys, c.kv, c.head))
-	back := func(x []float64) []float64 { return swapHeads(x, c.batch, c.heads, c.seq, c.head) }
+		swapHeads(grads[2], c.batch, c.keys, c.kv, c.value))
+	back := func(x []float64) []float64 { return swapHeads(x, c.batch, c.heads, c.seq, c.value) }
 	return example{name: b.name, bound: 1e-4, want: want,
 		args: append(one(slices.Clone(q), k, v, c.placed(lse), back(do), back(o)), packing...),
 		code: b.returns(b.element(x, 0), b.element(x, 1), b.element(x, 2))}

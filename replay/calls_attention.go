@@ -206,7 +206,7 @@ func (w *writer) attention(s *site) []*value {
 	v := w.headFirst(s.values[2], w.placeOf(s, g.OutputOf, 1, false))
 	o, lse := (*value)(nil), (*value)(nil)
 	if g.Segments > 1 {
-		p := w.packing(s, g, q, k)
+		p := w.packing(s, g, q, k, v)
 		o, lse = w.softmaxed(s, p.flat(q), p.flat(v), p.scores(s, p.flat(q), p.flat(k)))
 		o, lse = p.unflat(o, 0), p.statistics(lse)
 	} else {
@@ -243,7 +243,7 @@ func (w *writer) attentionGrad(s *site) []*value {
 	do, o := w.headFirst(s.values[4], outPlace), w.headFirst(s.values[5], outPlace)
 	var grads []*value
 	if g.Segments > 1 {
-		p := w.packing(s, g, q, k)
+		p := w.packing(s, g, q, k, v)
 		x := p.scores(s, p.flat(q), p.flat(k))
 		grads = w.gradients(s, g, []*value{p.flat(q), p.flat(k), p.flat(v), p.flat(do), p.flat(o)}, x,
 			p.perToken(s, s.values[3]))

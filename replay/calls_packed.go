@@ -20,7 +20,9 @@ type packing struct {
 
 // packing reads the last four operands: lengths of queries and of keys in tokens, and offsets in
 // elements, one more than segments.
-func (w *writer) packing(s *site, g attentionConfig, q, k *value) *packing {
+//
+// V has the offsets of K, and the output has Q's, so that their tokens must have the same size.
+func (w *writer) packing(s *site, g attentionConfig, q, k, v *value) *packing {
 	d, keys := q.shape.dims, k.shape.dims[2]
 	p := &packing{w: w, g: g, rows: d[0], segments: d[0] * int64(g.Segments),
 		length: [2]int64{d[2], keys}, tokens: [2]int64{d[0] * d[2], d[0] * keys}}
@@ -28,6 +30,10 @@ func (w *writer) packing(s *site, g attentionConfig, q, k *value) *packing {
 		g.Mask == "PADDING_CAUSAL" && d[2] != keys {
 		w.refuse(diag.ReplayConfig, "%s has queries %v and keys %v; its configuration says %v",
 			s.target, d, k.shape.dims, ints(g.Scores.Dims))
+	}
+	if v.shape.dims[3] != d[3] {
+		w.refuse(diag.ReplayCall, "%s has segments of keys %v and values %v by the same offsets",
+			s.target, k.shape.dims, v.shape.dims)
 	}
 	rest := s.values[len(s.values)-4:]
 	for i, x := range []*value{q, k} {

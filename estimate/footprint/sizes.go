@@ -63,7 +63,7 @@ type sizes struct {
 	packed                           int64 // workspace of attention that keeps documents apart
 	queries                          int64 // elements
 	// parts are the results of a ring's moves, which XLA keeps side by side where the backward pass
-	// computes the ring again: 5 bytes for each element of queries and shard, chosen by llama3.1-8b at
+	// computes the ring again: 5 bytes for each element of results and shard, chosen by llama3.1-8b at
 	// 131,072 tokens (cp 2 to 16, compiled 72.4, 43.7, 36.1 and 45.6 GiB; predicted 69.8, 41.7, 35.7
 	// and 46.0).
 	parts     int64
@@ -101,7 +101,7 @@ func (p *Predictor) sizes(pl *plan.Plan) (*sizes, error) {
 			s.packed = p.set.PackedWorkspace(s.queries, a.Op.In[0].Type.Size(ir.Seq), documents)
 		}
 		if pl.CP.Ring() {
-			s.parts = 5 * pl.CP.Shards() * s.queries
+			s.parts = 5 * pl.CP.Shards() * halves * a.Op.Out[0].Type.Shape().Elements()
 		}
 	}
 	if bill.Head.Head != nil {

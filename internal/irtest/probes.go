@@ -45,7 +45,11 @@ func unary(f func(b *ir.Builder, x *ir.Value) *ir.Value) Build {
 	}
 }
 
-func attend(how ir.Attention, documents bool) Build {
+// attend is attention with heads of values as large as of keys; attendTo gives values a size of
+// their own, as latent attention has it.
+func attend(how ir.Attention, documents bool) Build { return attendTo(how, documents, false) }
+
+func attendTo(how ir.Attention, documents, latent bool) Build {
 	return func(r *rand.Rand, b *ir.Builder, m Maker) *ir.Value {
 		batch, seq, kv, share, d := small(r, 2), small(r, 5), small(r, 2), small(r, 3), 2*small(r, 2)
 		how := how
@@ -59,7 +63,11 @@ func attend(how ir.Attention, documents bool) Build {
 			t := S32(D("batch", batch))
 			how.KeyLengths = b.Add(m.IDs("lengths", t, seq), b.Fill(t, 1))
 		}
-		return b.Attend(q, m.In("k", kt), m.In("v", kt), how)
+		vt := kt
+		if latent {
+			vt = F32(append(kt.Dims[:3:3], D(ir.HeadDim, []int64{d + 1, d - 1}[r.IntN(2)]))...)
+		}
+		return b.Attend(q, m.In("k", kt), m.In("v", vt), how)
 	}
 }
 
@@ -167,6 +175,11 @@ var Probes = []Probe{
 	{"attention, documents", false, attend(ir.Attention{Scale: 0.5, Causal: true}, true)},
 	{"attention, lengths", false, attend(ir.Attention{Scale: 0.5, KeyLengths: &ir.Value{}}, false)},
 	{"attention, soft cap", false, attend(ir.Attention{Scale: 1, Causal: true, SoftCap: 1.5}, false)},
+	{"attention, size of values", false, attendTo(ir.Attention{Scale: 0.7}, false, true)},
+	{"attention, size of values, window", false,
+		attendTo(ir.Attention{Scale: 0.5, Causal: true, Window: 2}, false, true)},
+	{"attention, size of values, documents", false,
+		attendTo(ir.Attention{Scale: 0.5, Causal: true}, true, true)},
 	{"cross_entropy", false, func(r *rand.Rand, b *ir.Builder, m Maker) *ir.Value {
 		rows, vocab := D("tokens", small(r, 4)), D("vocab", 1+small(r, 5))
 		return b.CrossEntropy(m.In("x", F32(rows, vocab)), m.IDs("labels", S32(rows), vocab.Size),

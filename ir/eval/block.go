@@ -195,17 +195,23 @@ func (h head) product(at []int64, key int64) float64 {
 	return total
 }
 
+// value is the offset of a key's value, whose head may have another size.
+func (h head) value(key int64) int64 {
+	return key / h.k.Type.Size(ir.HeadDim) * h.v.Type.Size(ir.HeadDim)
+}
+
 func attention(op *ir.Op, in, out []*Array) {
 	h := newHead(op, in)
-	n, row := in[0].Type.Size(ir.HeadDim), 0
+	n, row := in[2].Type.Size(ir.HeadDim), 0
 	h.eachQuery(func(at, keys []int64, _, score []float64) {
 		lse := logSumExp(score)
 		out[1].Data[row] = lse
 		to := offset(out[0].Type, append(append([]int64{}, at...), 0))
 		for j, s := range score {
 			if p := math.Exp(s - lse); p > 0 {
+				value := h.value(keys[j])
 				for d := range n {
-					out[0].Data[to+d] += p * in[2].Data[keys[j]+d]
+					out[0].Data[to+d] += p * in[2].Data[value+d]
 				}
 			}
 		}
@@ -217,19 +223,20 @@ func attention(op *ir.Op, in, out []*Array) {
 func attentionGrad(op *ir.Op, in, out []*Array) {
 	h := newHead(op, in)
 	o, stat, do := in[3], in[4], in[5]
-	n, row := in[0].Type.Size(ir.HeadDim), 0
+	n, values, row := in[0].Type.Size(ir.HeadDim), in[2].Type.Size(ir.HeadDim), 0
 	h.eachQuery(func(at, keys []int64, raw, score []float64) {
-		from := offset(in[0].Type, append(append([]int64{}, at...), 0))
+		first := append(append([]int64{}, at...), 0)
+		from, result := offset(in[0].Type, first), offset(o.Type, first)
 		inner := 0.0
-		for d := range n {
-			inner += do.Data[from+d] * o.Data[from+d]
+		for d := range values {
+			inner += do.Data[result+d] * o.Data[result+d]
 		}
 		for j, s := range score {
 			p := math.Exp(s - stat.Data[row])
-			dp := 0.0
-			for d := range n {
-				dp += do.Data[from+d] * in[2].Data[keys[j]+d]
-				out[2].Data[keys[j]+d] += p * do.Data[from+d]
+			dp, value := 0.0, h.value(keys[j])
+			for d := range values {
+				dp += do.Data[result+d] * in[2].Data[value+d]
+				out[2].Data[value+d] += p * do.Data[result+d]
 			}
 			ds := p * (dp - inner) * op.Attrs.Float("scale")
 			if soft := op.Attrs.Float("softcap"); soft > 0 {

@@ -115,14 +115,14 @@ func (w writer) call(target, config string, in []val, inLayouts []string, out []
 // cudnnAttention prints flash attention: O [batch, seq, heads, head] and the log-sum-exp [batch,
 // seq, heads].
 func cudnnAttention(w writer, op *ir.Op, in []val) []val {
-	if op.Attrs.Bool("ranges") {
-		return w.ranged(op, in).attention(in)
-	}
-	if op.KeyLengths() > 0 {
+	op, in, back := w.sameOffsets(op, in)
+	switch {
+	case op.Attrs.Bool("ranges"):
+		return back(w.ranged(op, in).attention(in))
+	case op.KeyLengths() > 0:
 		return w.lengthsAttention(op, in)
-	}
-	if documents, _ := op.MaskArgs(); len(documents) > 0 {
-		return w.pack(op, in[3]).attention(op, in[:3])
+	case withOffsets(op):
+		return back(w.pack(op, in[3]).attention(op, in[:3]))
 	}
 	out := w.attend(op, in, 1)
 	out[1] = w.Transpose(out[1], ir.Names(op.Out[1].Type.Dims))
@@ -154,14 +154,14 @@ func layouts(in []val) []string {
 
 // cudnnAttentionGrad prints dQ, dK and dV from Q, K, V, O, the log-sum-exp and dO.
 func cudnnAttentionGrad(w writer, op *ir.Op, in []val) []val {
-	if op.Attrs.Bool("ranges") {
-		return w.ranged(op, in).attentionGrad(in)
-	}
-	if op.KeyLengths() > 0 {
+	op, in, back := w.sameOffsets(op, in)
+	switch {
+	case op.Attrs.Bool("ranges"):
+		return back(w.ranged(op, in).attentionGrad(in))
+	case op.KeyLengths() > 0:
 		return w.lengthsAttentionGrad(op, in)
-	}
-	if documents, _ := op.MaskArgs(); len(documents) > 0 {
-		return w.pack(op, in[6]).attentionGrad(op, in[:6])
+	case withOffsets(op):
+		return back(w.pack(op, in[6]).attentionGrad(op, in[:6]))
 	}
 	q, k, v, o, do := in[0], in[1], in[2], in[3], in[5]
 	stat := w.Transpose(in[4], ir.Names(headsFirst(in[4].Type).Dims))
