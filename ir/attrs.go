@@ -36,6 +36,8 @@ var attributes = func() map[string]map[string]string {
 		"rope":      "theta:f factor:f low:f high:f original:f back:b",
 		"attention": attn, "attention_grad": attn,
 		"cross_entropy": loss, "cross_entropy_grad": loss,
+		"expert_positions": "experts:i over:l local:b", "expert_counts": "experts:i over:l",
+		"dispatch": "experts:i capacity:i axis:s", "combine": "apart:b axis:s",
 		"gather": "dim:s", "scatter": "dim:s size:i", "top_k": "dim:s k:i",
 		"all_gather": move, "reduce_scatter": move, "shard_slice": move,
 		"all_reduce": "axis:s axes:l", "all_to_all": "axis:s from:s to:s",

@@ -76,7 +76,7 @@ func builtin() Table {
 		operations.table = Table{}
 		for _, group := range []map[string]Kind{
 			elementKinds(), contractKinds(), shapeKinds(), blockKinds(), meshKinds(), repeatKinds(),
-			quantizeKinds(),
+			quantizeKinds(), expertKinds(),
 		} {
 			for name, k := range group {
 				operations.table[name] = &Row{Kind: k}

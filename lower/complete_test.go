@@ -26,6 +26,7 @@ var unprinted = map[string]string{
 var unprobed = map[string]string{
 	"iota":           "it has no arguments",
 	"stop_gradient":  "nothing flows through it",
+	"expert_load":    "what flows to the bias is no gradient",
 	"repeat":         "the models of ir/grad_test.go",
 	"all_gather":     "the meshes of spmd's parity tests",
 	"all_to_all":     "the meshes of spmd's parity tests",

@@ -199,4 +199,27 @@ var Probes = []Probe{
 		values, _ := b.TopK(m.In("x", F32(D("rows", small(r, 3)), D("e", n))), "e", 1+r.Int64N(n))
 		return values
 	}},
+	{"dispatch and combine", false, func(r *rand.Rand, b *ir.Builder, m Maker) *ir.Value {
+		x := m.In("x", F32(D("batch", small(r, 2)), D(ir.Seq, small(r, 4)), D("embed", small(r, 3))))
+		return route(r, b, m, x, func(rows, _ *ir.Value) *ir.Value { return b.Mul(rows, rows) })
+	}},
+	{"gates of experts", false, func(r *rand.Rand, b *ir.Builder, m Maker) *ir.Value {
+		x := m.In("x", F32(D("batch", small(r, 2)), D(ir.Seq, small(r, 4)), D("embed", small(r, 3))))
+		return route(r, b, m, x, func(rows, gates *ir.Value) *ir.Value {
+			return b.Mul(rows, gates)
+		})
+	}},
+}
+
+// route sends rows of x, and a number for each choice, to a random capacity of experts, and adds up
+// what compute makes of them there.
+func route(r *rand.Rand, b *ir.Builder, m Maker, x *ir.Value,
+	compute func(rows, gates *ir.Value) *ir.Value) *ir.Value {
+	experts, capacity := small(r, 3), small(r, 5)
+	dims := append(x.Type.Dims[:2:2], D(ir.Choice, small(r, 3)))
+	idx := m.IDs("idx", S32(dims...), experts)
+	pos := b.ExpertPositions(idx, experts, false, ir.Names(dims)...)
+	gates := b.Dispatch(m.In("gates", F32(dims...)), idx, pos, experts, capacity)
+	rows := b.Dispatch(x, idx, pos, experts, capacity)
+	return b.Combine(compute(rows, gates), idx, pos)
 }

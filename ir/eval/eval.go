@@ -75,7 +75,8 @@ func (m *machine) run(op *ir.Op) error {
 		return nil
 	}
 	var f kernel
-	for _, group := range []map[string]kernel{kernels, blockKernels, quantizeKernels} {
+	for _, group := range []map[string]kernel{kernels, blockKernels, quantizeKernels,
+		expertKernels} {
 		if group[op.Kind] != nil {
 			f = group[op.Kind]
 		}
@@ -510,5 +511,5 @@ func topK(op *ir.Op, in, out []*Array) {
 // Knows reports whether the interpreter computes an operation of package ir itself.
 func Knows(kind string) bool {
 	return kind == "repeat" || collectives[kind] != nil || kernels[kind] != nil ||
-		blockKernels[kind] != nil || quantizeKernels[kind] != nil
+		blockKernels[kind] != nil || quantizeKernels[kind] != nil || expertKernels[kind] != nil
 }

@@ -31,6 +31,10 @@ func (m *machine) localize(op *ir.Op, in []*Array, device int) {
 		dim = has.Dims[0].Name
 	case "cross_entropy_grad":
 		which, has, dim = 1, op.In[0].Type, op.Attrs.Text("dim")
+	case "dispatch":
+		which, has, dim = 1, op.Out[0].Type, ir.ExpertDim
+	case "combine":
+		which, has, dim = 1, op.In[0].Type, ir.ExpertDim
 	default:
 		return
 	}

@@ -21,7 +21,8 @@ const (
 // Rules are the plain rules, by kind: what every target runs.
 func Rules() map[string]Rule {
 	t := elementRules()
-	for _, part := range []map[string]Rule{shapeRules(), blockRules(), meshRules()} {
+	for _, part := range []map[string]Rule{shapeRules(), blockRules(), meshRules(),
+		expertRules()} {
 		maps.Copy(t, part)
 	}
 	return t

@@ -411,19 +411,24 @@ func (w *Writer) onehot(op *ir.Op, x, idx Val, gather bool) Val {
 
 // topK sorts values with their indices, the largest first; equal values keep their order.
 func topK(w *Writer, op *ir.Op, in []Val) []Val {
-	x, dim := in[0], op.Attrs.Text("dim")
-	places := ir.Type{Elem: dtype.S32, Dims: x.Type.Dims}
-	at := w.Iota(places, dim)
+	x, dim, k := in[0], op.Attrs.Text("dim"), op.Attrs.Int("k")
+	at := w.Iota(ir.Type{Elem: dtype.S32, Dims: x.Type.Dims}, dim)
+	values, places := w.sortPairs(x, at, dim, "GT")
+	return []Val{w.Slice(values, dim, 0, k), w.Slice(places, dim, 0, k)}
+}
+
+// sortPairs sorts values along a dimension by GT or LT, and with them the indices that they had;
+// equal values keep their order.
+func (w *Writer) sortPairs(x, at Val, dim, how string) (values, places Val) {
 	sorted := w.Fresh()
 	e := x.Type.Elem.MLIR()
 	_, types := Spell([]Val{x, at})
 	w.Line(`%s:2 = "stablehlo.sort"(%s, %s) ({`, sorted, x.Name, at.Name)
 	w.Line("^bb0(%%a: tensor<%[1]s>, %%b: tensor<%[1]s>, %%i: tensor<i32>, %%j: tensor<i32>):", e)
-	w.Line("  %%c = stablehlo.compare GT, %%a, %%b : (tensor<%[1]s>, tensor<%[1]s>) -> tensor<i1>", e)
+	w.Line("  %%c = stablehlo.compare %[2]s, %%a, %%b : (tensor<%[1]s>, tensor<%[1]s>) -> tensor<i1>",
+		e, how)
 	w.Line("  stablehlo.return %%c : tensor<i1>")
 	w.Line("}) {dimension = %d : i64, is_stable = true} : (%[2]s) -> (%[2]s)", x.Type.Index(dim),
 		types)
-	k := op.Attrs.Int("k")
-	values := w.Slice(Val{fmt.Sprintf("%s#0", sorted), x.Type}, dim, 0, k)
-	return []Val{values, w.Slice(Val{fmt.Sprintf("%s#1", sorted), places}, dim, 0, k)}
+	return Val{fmt.Sprintf("%s#0", sorted), x.Type}, Val{fmt.Sprintf("%s#1", sorted), at.Type}
 }
