@@ -8,13 +8,16 @@ import (
 	"github.com/deepwell/deepwell/internal/lists"
 )
 
-// The names of the dimensions of a mixture of experts. A router gives every token some choices of
-// experts, [batch, seq, choice] of expert numbers. Rows of tokens are copied to the slots of their
-// experts, [experts, slots, embed], so that one batched GEMM computes all experts.
+// The names of the dimensions of a mixture of experts. A router scores all experts for every token
+// [batch, seq, router] and chooses some, [batch, seq, choice] of expert numbers. Rows of tokens are
+// copied to the slots of their experts, [experts, slots, embed], so that one batched GEMM computes
+// all experts. Scores and experts have names of their own, since expert parallelism shards experts
+// and not scores.
 const (
+	RouterDim = "router"
+	Choice    = "choice"
 	ExpertDim = "experts"
 	Slots     = "slots"
-	Choice    = "choice"
 )
 
 // expertKinds are the operations that bring tokens to experts and back. Choices below 0 are
@@ -25,6 +28,9 @@ func expertKinds() map[string]Kind {
 		"expert_positions": {1, takes(1, inferPositions), nil, positionsWork},
 		"expert_counts":    {1, takes(1, inferCounts), nil, nil},
 		"expert_load":      {1, takes(3, inferLoad), loadVJP, nil},
+		"attach_loss": {1, takes(2, inferAttach), func(d *Differ, op *Op, dy []*Value) []*Value {
+			return []*Value{dy[0], d.Fill(dual(op.In[1].Type), 1)}
+		}, nil},
 		// Both are linear, and each other's transpose.
 		"dispatch": {1, takes(3, inferDispatch), func(d *Differ, op *Op, dy []*Value) []*Value {
 			a := attrs(map[string]any{"axis": op.Attrs.Text("axis"), "apart": op.apart()})
@@ -69,7 +75,7 @@ func inferPositions(_ *Graph, op *Op) ([]Type, error) {
 	return []Type{t}, nil
 }
 
-// inferCounts replaces the dimensions over which choices are counted by the experts.
+// inferCounts replaces the dimensions over which choices are counted by one of all experts.
 func inferCounts(_ *Graph, op *Op) ([]Type, error) {
 	t, err := choices(op.In[0])
 	if err != nil {
@@ -79,7 +85,7 @@ func inferCounts(_ *Graph, op *Op) ([]Type, error) {
 	if !slices.Contains(over, Choice) || n < 1 {
 		return nil, fmt.Errorf("choices of %d experts are not counted over [%s]", n, joined(over))
 	}
-	out := Type{Elem: dtype.F32, Dims: append(Without(t.Dims, over...), Dim{ExpertDim, n})}
+	out := Type{Elem: dtype.F32, Dims: append(Without(t.Dims, over...), Dim{RouterDim, n})}
 	for _, s := range t.Place {
 		how := s.Dim
 		if slices.Contains(over, how) {
@@ -100,7 +106,7 @@ func inferLoad(_ *Graph, op *Op) ([]Type, error) {
 	if err := sameDims(w, idx); err != nil {
 		return nil, err
 	}
-	if !w.Place.Equal(idx.Place) || len(bias.Dims) != 1 || bias.Dims[0].Name != ExpertDim ||
+	if !w.Place.Equal(idx.Place) || len(bias.Dims) != 1 || bias.Dims[0].Name != RouterDim ||
 		len(bias.Place) > 0 {
 		return nil, fmt.Errorf("%s, %s and %s are not weights, choices and a bias", w, idx, bias)
 	}
@@ -115,9 +121,18 @@ func loadVJP(d *Differ, op *Op, dy []*Value) []*Value {
 	idx, bias := d.Use(op.In[1]), op.In[2].Type
 	n := float64(bias.Dims[0].Size)
 	counts := d.ExpertCounts(idx, bias.Dims[0].Size, Names(idx.Type.Dims)...)
-	over := d.Sub(counts, d.Scale(d.Sum(counts, ExpertDim), 1/n))
+	over := d.Sub(counts, d.Scale(d.Sum(counts, RouterDim), 1/n))
 	mean := float64(idx.Type.Shape().Elements()) / n
 	return []*Value{dy[0], nil, d.Convert(d.Scale(over, 1/mean), bias.Elem)}
+}
+
+// inferAttach gives the first argument as it is; the second is a number.
+func inferAttach(_ *Graph, op *Op) ([]Type, error) {
+	if t := op.In[1].Type; len(t.Dims) > 0 || t.Elem.Kind() != dtype.Float {
+		return nil, fmt.Errorf("%s is not a loss", t)
+	}
+	_, err := KeepPlacement(op.In[0].Type)
+	return []Type{op.In[0].Type}, err
 }
 
 // apart tells whether the choices of a token are kept apart: x [..., choice, ...], not added up.
@@ -230,16 +245,21 @@ func (b *Builder) ExpertPositions(idx *Value, experts int64, local bool, over ..
 	return b.one("expert_positions", attrs(a), idx)
 }
 
-// ExpertCounts counts the choices of each expert over dimensions.
+// ExpertCounts counts the choices of each expert over dimensions: [..., router] in f32.
 func (b *Builder) ExpertCounts(idx *Value, experts int64, over ...string) *Value {
 	return b.one("expert_counts", attrs(map[string]any{"experts": experts, "over": over}), idx)
 }
 
-// ExpertLoad gives the weights of choices, and lets a bias of the router [experts] have the load of
+// ExpertLoad gives the weights of choices, and lets a bias of the scores [router] have the load of
 // the experts as its gradient: see loadVJP.
 func (b *Builder) ExpertLoad(weights, idx, bias *Value) *Value {
 	return b.one("expert_load", nil, weights, idx, bias)
 }
+
+// AttachLoss gives x, and lets a loss have the gradient 1 wherever a gradient flows through x: a
+// term of the loss that no later layer needs to carry to the end (Megatron-Core's
+// MoEAuxLossAutoScaler). The loss that a graph returns is without it.
+func (b *Builder) AttachLoss(x, loss *Value) *Value { return b.one("attach_loss", nil, x, loss) }
 
 // Dispatch copies rows of tokens x [..., embed] to slots [experts, capacity, embed], by choice and
 // position; or numbers of choices x [..., choice] to [experts, capacity]. Slots that nobody has are

@@ -27,6 +27,7 @@ var unprobed = map[string]string{
 	"iota":           "it has no arguments",
 	"stop_gradient":  "nothing flows through it",
 	"expert_load":    "what flows to the bias is no gradient",
+	"attach_loss":    "its loss is no part of the result",
 	"repeat":         "the models of ir/grad_test.go",
 	"all_gather":     "the meshes of spmd's parity tests",
 	"all_to_all":     "the meshes of spmd's parity tests",

@@ -12,10 +12,14 @@ import (
 var expertKernels = map[string]kernel{
 	"expert_positions": expertPositions,
 	"expert_counts":    expertCounts,
-	"expert_load":      func(_ *ir.Op, in, out []*Array) { copy(out[0].Data, in[0].Data) },
+	"expert_load":      first,
+	"attach_loss":      first,
 	"dispatch":         dispatch,
 	"combine":          combine,
 }
+
+// first gives the first argument: the others matter to the gradient alone.
+func first(_ *ir.Op, in, out []*Array) { copy(out[0].Data, in[0].Data) }
 
 // expertPositions counts earlier choices of the same expert.
 func expertPositions(op *ir.Op, in, out []*Array) {
@@ -60,7 +64,7 @@ func expertCounts(op *ir.Op, in, out []*Array) {
 }
 
 // slots calls visit with the row of each choice and its slot, if it has one.
-func slots(op *ir.Op, table ir.Type, in []*Array, apart bool, visit func(row, slot int64)) {
+func slots(table ir.Type, in []*Array, apart bool, visit func(row, slot int64)) {
 	n, c, k := table.Dims[0].Size, table.Dims[1].Size, last(in[1].Type)
 	for i, e := range in[1].Data {
 		pos := in[2].Data[i]
@@ -75,17 +79,17 @@ func slots(op *ir.Op, table ir.Type, in []*Array, apart bool, visit func(row, sl
 	}
 }
 
-func dispatch(op *ir.Op, in, out []*Array) {
+func dispatch(_ *ir.Op, in, out []*Array) {
 	width := elements(out[0].Type.Dims[2:])
 	apart := in[0].Type.Index(ir.Choice) >= 0
-	slots(op, out[0].Type, in, apart, func(row, slot int64) {
+	slots(out[0].Type, in, apart, func(row, slot int64) {
 		copy(out[0].Data[slot*width:][:width], in[0].Data[row*width:][:width])
 	})
 }
 
 func combine(op *ir.Op, in, out []*Array) {
 	width := elements(in[0].Type.Dims[2:])
-	slots(op, in[0].Type, in, op.Attrs.Bool("apart"), func(row, slot int64) {
+	slots(in[0].Type, in, op.Attrs.Bool("apart"), func(row, slot int64) {
 		for i := range width {
 			out[0].Data[row*width+i] += in[0].Data[slot*width+i]
 		}

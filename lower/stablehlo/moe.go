@@ -19,16 +19,17 @@ func expertRules() map[string]Rule {
 			return []Val{w.Reduce(hit, "add", 0, op.Attrs.List("over")...)}
 		},
 		"expert_load": func(_ *Writer, _ *ir.Op, in []Val) []Val { return in[:1] },
+		"attach_loss": func(_ *Writer, _ *ir.Op, in []Val) []Val { return in[:1] },
 		"dispatch":    dispatch,
 		"combine":     combine,
 	}
 }
 
-// oneHot gives [..., experts] of choices [...]: 1 at the chosen expert.
+// oneHot gives [..., router] of choices [...]: 1 at the chosen expert.
 func (w *Writer) oneHot(idx Val, experts int64, elem dtype.DType) Val {
 	t := ir.Type{Elem: idx.Type.Elem, Dims: append(slices.Clone(idx.Type.Dims),
-		ir.Dim{Name: ir.ExpertDim, Size: experts})}
-	hit := w.Compare("EQ", w.BroadcastTo(idx, t), w.Iota(t, ir.ExpertDim))
+		ir.Dim{Name: ir.RouterDim, Size: experts})}
+	hit := w.Compare("EQ", w.BroadcastTo(idx, t), w.Iota(t, ir.RouterDim))
 	return w.Convert(hit, elem)
 }
 
