@@ -171,8 +171,6 @@ const (
 	Vocab    = "vocab"
 	EmbedDim = "embed"
 	MLPDim   = "mlp"
-	// ExpertDim is the experts of a layer.
-	ExpertDim = "experts"
 )
 
 // attentionArgs is the number of arguments of an attention, or its gradient, before those that its

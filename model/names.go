@@ -174,11 +174,11 @@ func (w *writer) dense(n names, prefix string, size ir.Dim, gate, up, down strin
 func (w *writer) sparse(n names) {
 	c, m, own := w.c, w.c.MoE, n.experts
 	at := func(name string) string { return n.layer + name }
-	experts, hidden := m.experts(), ir.Dim{Name: ir.MLPDim, Size: m.MLP}
+	scores, hidden := ir.Dim{Name: ir.RouterDim, Size: m.Experts}, ir.Dim{Name: ir.MLPDim, Size: m.MLP}
 	w.linears(n, ir.Router, m.Bias,
-		part{"router", at(own.router), []ir.Dim{c.embed()}, []ir.Dim{experts}})
+		part{"router", at(own.router), []ir.Dim{c.embed()}, []ir.Dim{scores}})
 	if m.Correction {
-		correction := matrix(experts)
+		correction := matrix(scores)
 		correction.Buffer = true
 		w.add("router.correction", ir.Router, at(own.correction), correction)
 	}
