@@ -1,61 +1,97 @@
 package spmd_test
 
 import (
-	"fmt"
+	"slices"
 	"testing"
 
 	"github.com/deepwell/deepwell/dtype"
+	"github.com/deepwell/deepwell/engine"
+	"github.com/deepwell/deepwell/internal/enginetest"
+	"github.com/deepwell/deepwell/internal/plantest"
 	"github.com/deepwell/deepwell/internal/slowtest"
 	"github.com/deepwell/deepwell/ir"
 	"github.com/deepwell/deepwell/model"
-	"github.com/deepwell/deepwell/plan"
 	"github.com/deepwell/deepwell/spmd"
 )
 
-// Without documents context parallelism needs no masks by positions: chunks see their own keys
-// under the causal mask, others all or by length, and a window the halo before its chunk. Layers
-// with a window of less than a chunk, or of just one more, and layers without; on two and four
-// devices, with tensor and data parallelism. Without a target every form is printed that cuDNN
-// computes on GPUs.
-func TestContextWithoutMasksOnTheEngine(t *testing.T) {
-	slowtest.Only(t)
-	e := openEngine(t)
-	c := *shapes()["qwen3"]
-	c.Layers, c.Windowed, c.LocalRope = 4, []bool{true, false, true, false}, c.Rope
-	for i := range 9 {
-		cp := plan.CP{Size: int64(2 + i&2), Kind: []string{"gather", "ring"}[i&1], Balance: i&4 > 0}
-		if i == 8 {
-			cp = plan.CP{Size: 4, Kind: "a2a+ring", Inner: 2, Balance: true}
-		}
-		c.Window = []int64{3, 5}[(i+i/4)&1]
-		t.Run(fmt.Sprintf("%s %d balance %v window %d", cp.Kind, cp.Size, cp.Balance, c.Window),
-			func(t *testing.T) {
-				p := newPlan(mesh{Apply: func(p *plan.Plan) {
-					p.CP, p.Seq = cp, 4*cp.Chunks()
-					p.TP = plan.TP{Size: 4 / cp.Size, Sequence: true}
-					p.FSDP.Size = 2
-				}})
-				g, err := c.Graph(model.Shape{Batch: batch, Seq: p.Seq, Elem: dtype.F32})
-				if err != nil {
-					t.Fatal(err)
+// attentive gives a model whose attention context parallelism must keep: documents, with
+// fewer KV heads than tp has devices; layers with a window and without; and documents within a window.
+// All have 16 heads, so that all-to-alls over 8 devices have some under tp, and two layers for stages.
+func attentive(what string, window int64) (*model.Config, model.Shape) {
+	c, s := *shapes()["qwen3"], model.Shape{Batch: 2, Elem: dtype.F32, Documents: 4}
+	c.Heads, c.Window, c.Windowed, c.LocalRope = 16, window, []bool{true, true}, c.Rope
+	switch what {
+	case "documents":
+		c.KVHeads, c.Window, c.Windowed = 1, 0, nil
+	case "windows":
+		c.Windowed, s.Documents = []bool{true, false}, 0
+	}
+	return &c, s
+}
+
+// chunk is the number of tokens of a chunk of a sequence.
+const chunk = 4
+
+// Every kind of context parallelism on 2, 4 and 8 devices, alone and with tensor, data
+// and pipeline parallelism, gives one device's loss and gradients: by the interpreter, and some of them
+// on the engine. Without a target every form is printed that cuDNN computes on GPUs: without documents no
+// masks by positions, since chunks see their own keys under the causal mask, others all or by length,
+// and a window the halo before its chunk.
+func TestContextsAgreeWithOneDevice(t *testing.T) {
+	e := enginetest.Open(t, engine.Options{Devices: 16}).Engine
+	for i, m := range plantest.Contexts() {
+		window := chunk - 1 + 2*int64(i%2) // less than a chunk, or just one more
+		for k, what := range []string{"documents", "windows", "both"} {
+			if !slowtest.Enabled && (i+k)%18 > 0 {
+				continue
+			}
+			run, bound := evalRunner, exact
+			t.Run(m.Name+" "+what, func(t *testing.T) {
+				if (i+k)%6 == 0 && !slices.Contains(m.Axes, "pp") { // train runs stages on it
+					d := newDevice(t, e, nil)
+					d.hasty = true
+					run, bound = d.run, gradBound
 				}
-				whole := rounded(fills(g, &c, 3))
-				want, err := lossAndGradients(g, whole, ir.GradPlan{})
-				if err != nil {
-					t.Fatal(err)
-				}
-				sh, err := spmd.Shard(g, p)
-				if err != nil {
-					t.Fatal(err)
-				}
-				got, err := lossAndGradientsBy(newDevice(t, e, nil).run, sh.Graph, ordered(whole, p),
-					ir.GradPlan{Recompute: []ir.Tag{ir.Gather}, Terms: true})
-				if err != nil {
-					t.Fatal(err)
-				}
-				if d, where := frobenius(got, want); !(d <= gradBound) {
-					t.Errorf("%s is off by %g", where, d)
+				d, where, err := contextDiffers(m, what, window, run)
+				if err != nil || !(d <= bound) {
+					t.Errorf("%s is off by %g, %v", where, d, err)
 				}
 			})
+		}
 	}
+}
+
+// contextDiffers gives by how much results of a plan differ from one device's, by Frobenius norm.
+func contextDiffers(m mesh, what string, window int64, run runner) (float64, string, error) {
+	p := newPlan(m)
+	p.Seq = chunk * p.CP.Chunks()
+	c, s := attentive(what, window)
+	p.Batch, s.Seq = s.Batch, p.Seq
+	if err := p.Check(c); err != nil {
+		return 0, "", err
+	}
+	g, err := c.Graph(s)
+	if err != nil {
+		return 0, "", err
+	}
+	whole := rounded(fills(g, c, 3))
+	want, err := lossAndGradientsBy(run, g, whole, ir.GradPlan{})
+	if err != nil {
+		return 0, "", err
+	}
+	var got map[string][]float64
+	if p.PP.Size > 1 {
+		var stages []*spmd.Stage
+		if stages, err = spmd.Stages(g, []int64{1, 1}); err == nil {
+			got, err = runStages(stages, p, ordered(whole, p))
+		}
+	} else {
+		var sh *spmd.Sharding
+		if sh, err = spmd.Shard(g, p); err == nil {
+			got, err = lossAndGradientsBy(run, sh.Graph, ordered(whole, p),
+				ir.GradPlan{Recompute: []ir.Tag{ir.Gather}, Terms: true})
+		}
+	}
+	d, where := frobenius(got, want)
+	return d, where, err
 }

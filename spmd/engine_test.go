@@ -50,6 +50,7 @@ type device struct {
 	set      *kernels.Selector
 	plant    func(text string) string // a fault in what is compiled, for tests of tests
 	loose    bool                     // sums are of bf16
+	hasty    bool                     // programs are compiled without optimization
 }
 
 func newDevice(t *testing.T, e *engine.Engine, set *kernels.Selector) *device {
@@ -76,6 +77,12 @@ func (d *device) compile(g *ir.Graph) (*engine.Executable, error) {
 	}
 	if d.plant != nil {
 		s.Text = d.plant(s.Text)
+	}
+	if d.hasty {
+		flags := map[string]any{"xla_backend_optimization_level": int64(0),
+			"xla_cpu_use_fusion_emitters": false}
+		maps.Copy(flags, s.Flags)
+		s.Flags = flags
 	}
 	x, err := d.e.Compile(context.Background(), s)
 	if err != nil {

@@ -443,6 +443,37 @@ func TestPlansEndAlike(t *testing.T) {
 	}
 }
 
+// Two stages with every kind of context parallelism on 8 devices end where one device ends, in
+// layers with a window and without, of one KV head, on packed documents.
+func TestContextsEndAlike(t *testing.T) {
+	slowtest.Only(t)
+	e, err := engine.Open(context.Background(), "cpu", engine.Options{Devices: 16, Cache: cache})
+	if err != nil {
+		t.Fatalf("the tests need the CPU engine (deepwell engine install cpu): %v", err)
+	}
+	t.Cleanup(e.Close)
+	p := parities(e)["qwen3"]
+	p.hasty, p.size = true, plantest.Size{Batch: 2, Micros: 2, Seq: 32}
+	c := p.config
+	c.Layers, c.Heads, c.KVHeads, c.Window = 2, 16, 1, 3
+	c.Windowed, c.LocalRope = []bool{true, false}, c.Rope
+	if p.want, err = p.run(t.Context(), nil, Options{}); err != nil {
+		t.Fatal(err)
+	}
+	for _, row := range plantest.Contexts() {
+		how := p.plan(row)
+		if how.PP.Size*how.CP.Size < 16 {
+			continue // spmd has them
+		}
+		got, err := p.run(t.Context(), how, Options{})
+		if err != nil {
+			t.Errorf("%s: %v", row.Name, err)
+			continue
+		}
+		p.compare(t, row.Name, got)
+	}
+}
+
 // randomRow draws a plan for a model, of at most that many devices.
 func randomRow(r *rand.Rand, c *model.Config, s plantest.Size, devices int64) plantest.Row {
 	pick := func(list ...int64) int64 { return list[r.IntN(len(list))] }

@@ -156,6 +156,34 @@ func Larger() []Row {
 	}
 }
 
+// Contexts are every kind of context parallelism on 2, 4 and 8 devices, alone and with two devices
+// or stages along another axis: with 8, they are for 16 devices and need 16 heads.
+func Contexts() []Row {
+	var rows []Row
+	for size := int64(2); size <= 8; size *= 2 {
+		for _, a := range []plan.CP{{Kind: "gather"}, {Kind: "gather", Balance: true},
+			{Kind: "ring"}, {Kind: "ring", Balance: true}, {Kind: "a2a"},
+			{Kind: "a2a+ring", Inner: size / 2, Balance: true}} {
+			if a.Size = size; a.Inner == 1 {
+				continue
+			}
+			name := fmt.Sprintf("%s%d", a.Kind, size)
+			if a.Balance {
+				name += " balance"
+			}
+			rows = append(rows, Row{name, []string{"cp"}, func(p *plan.Plan) { p.CP = a }})
+		}
+	}
+	for _, r := range slices.Concat(Meshes(), Pipes()) {
+		if r.Name == "zero3" || r.Name == "sp" || r.Name == "1f1b" {
+			rows = append(rows, r)
+		}
+	}
+	return slices.DeleteFunc(Combine(2, rows...), func(r Row) bool {
+		return r.Axes[0] != "cp"
+	})
+}
+
 // A Size is the size of the batches that plans are made for.
 type Size struct{ Batch, Micros, Seq int64 }
 
