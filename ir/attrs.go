@@ -33,7 +33,8 @@ var attributes = func() map[string]map[string]string {
 		"slice": "dim:s from:i to:i local:b", "pad": "dim:s low:i high:i local:b",
 		"concat": "dim:s local:b", "sum": "over:l", "max": "over:l", "softmax": "dim:s",
 		"rms_norm": "dim:s eps:f shift:f", "layer_norm": "dim:s eps:f",
-		"rope":      "theta:f factor:f low:f high:f original:f back:b",
+		"rope": "theta:f factor:f low:f high:f original:f fast:f slow:f exact:b magnitude:f " +
+			"back:b",
 		"attention": attn, "attention_grad": attn,
 		"cross_entropy": loss, "cross_entropy_grad": loss,
 		"expert_positions": "experts:i over:l local:b", "expert_counts": "experts:i over:l",

@@ -2,7 +2,6 @@ package ir
 
 import (
 	"fmt"
-	"math"
 	"slices"
 
 	"github.com/deepwell/deepwell/dtype"
@@ -105,53 +104,6 @@ func softmaxVJP(d *Differ, op *Op, dy []*Value) []*Value {
 	y := d.Use(op.Out[0])
 	inner := d.Sum(d.Mul(dy[0], y), op.Attrs.Text("dim"))
 	return []*Value{d.Mul(y, d.Sub(dy[0], inner))}
-}
-
-// inferRope rotates the halves of the last dimension by angles that grow with position.
-func inferRope(_ *Graph, op *Op) ([]Type, error) {
-	x, pos := op.In[0].Type, op.In[1].Type
-	if len(x.Dims) == 0 || x.Dims[len(x.Dims)-1].Size%2 != 0 {
-		return nil, fmt.Errorf("%s does not end in an even dimension", x)
-	}
-	if pos.Elem.Kind() != dtype.Signed {
-		return nil, fmt.Errorf("positions are whole numbers, not %s", pos)
-	}
-	for _, d := range pos.Dims {
-		if x.Size(d.Name) != d.Size {
-			return nil, fmt.Errorf("%s and positions %s differ in %s", x, pos, d.Name)
-		}
-	}
-	place, err := KeepPlacement(x, x.Dims[len(x.Dims)-1].Name)
-	return []Type{{x.Elem, x.Dims, place}}, err
-}
-
-// ropeVJP: a rotation's transpose is the rotation back.
-func ropeVJP(d *Differ, op *Op, dy []*Value) []*Value {
-	a := op.Attrs.With("back", !op.Attrs.Bool("back"))
-	return []*Value{d.one("rope", a, dy[0], d.Use(op.In[1])), nil}
-}
-
-// RopeFrequencies are the angles by position of a rope operation, a number for each pair of
-// elements (Su et al., 2021), scaled as Llama 3.1 does where the operation says so: long waves are
-// stretched by the factor, short ones kept, and those between blended.
-func RopeFrequencies(op *Op) []float64 {
-	t := op.In[0].Type
-	n := t.Dims[len(t.Dims)-1].Size
-	f := make([]float64, n/2)
-	factor, original := op.Attrs.Float("factor"), op.Attrs.Float("original")
-	low, high := op.Attrs.Float("low"), op.Attrs.Float("high")
-	for i := range f {
-		f[i] = math.Pow(op.Attrs.Float("theta"), -2*float64(i)/float64(n))
-		switch wave := 2 * math.Pi / f[i]; {
-		case factor == 0:
-		case original == 0 || wave > original/low:
-			f[i] /= factor
-		case wave > original/high:
-			blend := (original/wave - low) / (high - low)
-			f[i] *= (1-blend)/factor + blend
-		}
-	}
-	return f
 }
 
 // The names of the dimensions that attention gives a meaning to. Queries have Seq and Heads, keys
@@ -462,17 +414,6 @@ func (b *Builder) LayerNorm(x, w, bias *Value, dim string, eps float64) *Value {
 // Softmax makes x positive with sum 1 along a dimension.
 func (b *Builder) Softmax(x *Value, dim string) *Value {
 	return b.one("softmax", attrs(map[string]any{"dim": dim}), x)
-}
-
-// A Rope is how positions turn into angles. Factor and the rest are Llama 3.1's scaling; with
-// Factor alone all waves are stretched.
-type Rope struct{ Theta, Factor, Low, High, Original float64 }
-
-// Rope rotates the halves of x's last dimension by position.
-func (b *Builder) Rope(x, pos *Value, r Rope) *Value {
-	a := map[string]any{"theta": r.Theta, "factor": some(r.Factor), "low": some(r.Low),
-		"high": some(r.High), "original": some(r.Original)}
-	return b.one("rope", attrs(a), x, pos)
 }
 
 // An Attention is how queries see keys. Window is how many keys back a query sees, itself included;

@@ -166,8 +166,13 @@ var Probes = []Probe{
 			{Theta: 10000},
 			{Theta: 500, Factor: 8, Low: 1, High: 4, Original: 16},
 			{Theta: 100, Factor: 4},
+			{Theta: 100, Factor: 4, Original: 32, Fast: 8, Slow: 1, Magnitude: 1.3},
+			{Theta: 50, Factor: 2, Original: 64, Fast: 4, Slow: 1, Exact: true},
 		}
-		return b.Rope(x, m.IDs("pos", S32(seq), 50), how[r.IntN(3)])
+		if r.IntN(2) == 0 {
+			x = b.Interleaved(x)
+		}
+		return b.Rope(x, m.IDs("pos", S32(seq), 50), how[r.IntN(len(how))])
 	}},
 	{"attention", false, attend(ir.Attention{Scale: 0.7}, false)},
 	{"attention, causal", false, attend(ir.Attention{Scale: 0.5, Causal: true}, false)},

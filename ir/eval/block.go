@@ -94,6 +94,7 @@ func rope(op *ir.Op, in, out []*Array) {
 		}
 		angle := pick(in[1], t, at) * freqs[k]
 		sin, cos := math.Sincos(angle)
+		sin, cos = sin*ir.RopeMagnitude(op), cos*ir.RopeMagnitude(op)
 		if op.Attrs.Bool("back") {
 			sin = -sin
 		}

@@ -102,8 +102,14 @@ func rope(w *Writer, op *ir.Op, in []Val) []Val {
 	at := ir.Type{Elem: dtype.F32, Dims: append(slices.Clone(pos.Type.Dims), f.Dims...)}
 	angle := w.Elementwise("multiply", w.BroadcastTo(pos, at), w.BroadcastTo(freq, at))
 	halves := ir.Type{Elem: x.Type.Elem, Dims: slices.Concat(x.Type.Dims[:len(x.Type.Dims)-1], f.Dims)}
-	cos := w.BroadcastTo(w.Convert(w.Elementwise("cosine", angle), x.Type.Elem), halves)
-	sin := w.BroadcastTo(w.Convert(w.Elementwise("sine", angle), x.Type.Elem), halves)
+	wave := func(of string) Val {
+		v := w.Elementwise(of, angle)
+		if m := ir.RopeMagnitude(op); m != 1 {
+			v = w.Elementwise("multiply", v, w.Constant(v.Type, m))
+		}
+		return w.BroadcastTo(w.Convert(v, x.Type.Elem), halves)
+	}
+	cos, sin := wave("cosine"), wave("sine")
 	if op.Attrs.Bool("back") {
 		sin = w.Elementwise("negate", sin)
 	}
