@@ -238,6 +238,21 @@ var faults = []fault{
 	{"not exchanged", "all-to-all", func(w *writer, s *site) (bool, *value) {
 		return true, s.values[0]
 	}},
+	{"heads to the wrong devices", "all-to-all", func(w *writer, s *site) (bool, *value) {
+		if len(s.dims) == 0 {
+			return false, nil
+		}
+		x, along := s.values[0], int(s.dims[0])
+		s.values[0] = rotated(w, x, along, x.shape.dims[along]/2)
+		return true, nil
+	}},
+	{"exchanged chunks out of order", "all-to-all", func(w *writer, s *site) (bool, *value) {
+		if len(s.dims) == 0 {
+			return false, nil
+		}
+		v, along := w.allToAll(s), int(s.dims[0])
+		return true, rotated(w, v, along, v.shape.dims[along]/2)
+	}},
 	{"layout ignored", "bitcast", func(_ *writer, s *site) (bool, *value) {
 		from := *s.from[0].shape
 		if from.rowMajor() || len(from.dims) < 2 {
@@ -315,8 +330,8 @@ func TestFaultsAreFound(t *testing.T) {
 	}
 }
 
-// Faults are found in the programs of a step too: one device, FSDP and a ring in bf16, and MXFP8;
-// and in evaluations, which give nothing but a loss. Each is planted in the first gradient and in
+// Faults are found in the programs of a step too: one device, FSDP, a ring and exchanged heads in
+// bf16, and MXFP8; and in evaluations, which give nothing but a loss. Each is planted in the first gradient and in
 // the first evaluation that has such an instruction.
 func TestFaultsInPrograms(t *testing.T) {
 	slowtest.Only(t)
@@ -330,9 +345,11 @@ func TestFaultsInPrograms(t *testing.T) {
 		{step.Gradient, "llama", "bf16", "one"}, {step.Gradient, "llama", "bf16", "fsdp8"},
 		{step.Gradient, "llama", "bf16", "cp4 ring fsdp2"}, {step.Gradient, "llama", "mxfp8", "one"},
 		{step.Gradient, "qwen3 windows", "bf16", "cp2 gather balanced fsdp4"},
+		{step.Gradient, "llama", "bf16", "cp2 a2a fsdp4"},
 		{step.Evaluate, "llama", "mxfp8", "fsdp8 of 3 layers"},
 		{step.Evaluate, "llama", "bf16", "tp2 fsdp4"},
 		{step.Evaluate, "llama", "bf16", "cp4 ring fsdp2"},
+		{step.Evaluate, "llama", "bf16", "cp4 a2a2 ring2 fsdp2"},
 	} {
 		p := programOf(t, c.model, c.kind, c.format, c.plan)
 		names, programs := plantAll(t, r, p, planted[c.kind])
