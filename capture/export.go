@@ -83,43 +83,71 @@ func vacate(dir string) error {
 
 // items lists the tensors of a model, each with the parameters that stand in it.
 func items(c *model.Config, t dtype.DType, read Reader) []safetensors.Item {
-	parts := map[string][]model.Param{}
+	parts := map[string][]piece{}
 	var names []string
 	for _, p := range c.Params() {
 		for _, one := range p.Layers() {
-			if parts[one.Source] == nil {
-				names = append(names, one.Source)
+			for i, name := range one.Tensors() {
+				if parts[name] == nil {
+					names = append(names, name)
+				}
+				parts[name] = append(parts[name], piece{&one, i})
 			}
-			parts[one.Source] = append(parts[one.Source], one)
 		}
 	}
+	held := &held{read: read}
 	list := make([]safetensors.Item, len(names))
 	for i, name := range names {
-		params := parts[name]
-		list[i] = safetensors.Item{Name: name, Shape: dtype.Shape{Type: t, Dims: params[0].Shape},
-			Data: func(w io.Writer) error { return write(w, t, params, read) }}
+		pieces := parts[name]
+		shape := dtype.Shape{Type: t, Dims: pieces[0].param.Shape}
+		list[i] = safetensors.Item{Name: name, Shape: shape, Data: func(w io.Writer) error {
+			tensor, err := held.tensor(pieces, shape.Elements())
+			if err != nil {
+				return err
+			}
+			return write(w, t, name, tensor)
+		}}
 	}
 	return list
 }
 
-// write puts together one tensor and writes it.
-func write(w io.Writer, t dtype.DType, params []model.Param, read Reader) error {
-	tensor := make([]float32, dtype.Shape{Type: t, Dims: params[0].Shape}.Elements())
-	for _, p := range params {
-		if len(params) == 1 && !p.Transposed { // it is the tensor as it stands
-			if err := read(&p, tensor); err != nil {
-				return err
+// A piece is what a parameter has in one of its tensors, the t-th.
+type piece struct {
+	param *model.Param
+	t     int
+}
+
+// held keeps the parameter that was read last: each expert of a layer may have a tensor of its own,
+// and they are written one after the other.
+type held struct {
+	read Reader
+	name string
+	data []float32
+}
+
+// tensor puts together one tensor.
+func (h *held) tensor(pieces []piece, elements int64) ([]float32, error) {
+	tensor := make([]float32, elements)
+	for _, p := range pieces {
+		if p.param.Size() == elements && !p.param.Transposed { // it is the tensor as it stands
+			return tensor, h.read(p.param, tensor)
+		}
+		if h.name != p.param.Name {
+			h.name, h.data = "", make([]float32, p.param.Size())
+			if err := h.read(p.param, h.data); err != nil {
+				return nil, err
 			}
-			break
+			h.name = p.param.Name
 		}
-		own := make([]float32, p.Size())
-		if err := read(&p, own); err != nil {
-			return err
-		}
-		if err := model.Put(&p, 0, tensor, own); err != nil {
-			return err
+		if err := model.Put(p.param, p.t, tensor, h.data); err != nil {
+			return nil, err
 		}
 	}
+	return tensor, nil
+}
+
+// write writes the elements of a tensor.
+func write(w io.Writer, t dtype.DType, name string, tensor []float32) error {
 	const window = 256 << 10 // elements; a megabyte in f32
 	buf := make([]byte, t.Bytes(min(window, int64(len(tensor)))))
 	for at := 0; at < len(tensor); at += window {
@@ -127,7 +155,7 @@ func write(w io.Writer, t dtype.DType, params []model.Param, read Reader) error 
 		bytes := buf[:t.Bytes(int64(len(some)))]
 		if over := t.Encode(bytes, some); over >= 0 {
 			return diag.New(diag.WeightType, "element %d of %s is %v, more than %s can hold",
-				at+over, params[0].Source, some[over], t).Try("write it as f32 or bf16: --dtype")
+				at+over, name, some[over], t).Try("write it as f32 or bf16: --dtype")
 		}
 		if _, err := w.Write(bytes); err != nil {
 			return err

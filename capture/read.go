@@ -15,7 +15,6 @@ import (
 	"github.com/deepwell/deepwell/internal/parallel"
 	"github.com/deepwell/deepwell/ir"
 	"github.com/deepwell/deepwell/model"
-	"github.com/deepwell/deepwell/safetensors"
 )
 
 // blockElements is how much of a tensor one worker holds at a time: 16 MiB as float32, so that a
@@ -98,7 +97,7 @@ func (m *Model) NotFinite(ctx context.Context) ([]Damaged, error) {
 			if err := w.load(list[i]); err != nil {
 				return err
 			}
-			counts[list[i].tensor.Name()].Add(list[i].tensor.Shape().Type.NotFinite(w.bytes))
+			counts[list[i].tensor.Name()].Add(w.notFinite(list[i]))
 			return nil
 		}
 	})
@@ -122,77 +121,31 @@ func (m *Model) notFinite(bad []Damaged) error {
 	return e.Try("take another copy of the weights, or an earlier checkpoint")
 }
 
-// A block is some rows of the box of a tensor that is a parameter's.
-type block struct {
-	tensor      safetensors.Tensor
-	t           int   // which of the parameter's tensors
-	row, rows   int64 // within the tensor
-	col, cols   int64
-	wide, whole bool // the tensor is a matrix; the block is all of the box
-}
-
-// blocks splits the tensors of a parameter into chunks of at most size elements, or one row.
-func (m *Model) blocks(p *model.Param, size int64) ([]block, error) {
-	var list []block
-	for t, name := range p.Tensors() {
-		spelled, ok := m.find(name)
-		if !ok {
-			return nil, diag.New(diag.WeightMismatch, "no tensor is called %s", spelled).
-				At("%s", m.Folder)
-		}
-		if err := m.fits(p, spelled); err != nil {
-			return nil, err
-		}
-		tensor, err := m.weights.Tensor(spelled)
-		if err != nil {
-			return nil, err
-		}
-		b := block{tensor: tensor, t: t, rows: p.Shape[0], cols: 1, wide: len(p.Shape) > 1}
-		if b.wide {
-			b.cols = p.Shape[1]
-		}
-		if p.Axis == 0 {
-			b.row, b.rows = p.From, p.To-p.From
-		} else {
-			b.col, b.cols = p.From, p.To-p.From
-		}
-		most := max(1, size/b.cols)
-		end := b.row + b.rows
-		b.whole = b.rows <= most
-		for ; b.row < end; b.row += most {
-			b.rows = min(most, end-b.row)
-			list = append(list, b)
-		}
-	}
-	return list, nil
-}
-
 // A worker holds the buffers of one goroutine.
 type worker struct {
-	p     *model.Param
-	dst   []float32
-	bytes []byte
-	rows  []float32 // a block as it stands in the tensor
-	turn  []float32 // the same, transposed
+	p             *model.Param
+	dst           []float32
+	bytes, scales []byte
+	factors       []float32 // scales as numbers
+	rows          []float32 // a block as it stands in the tensor
+	turn          []float32 // the same, transposed
 }
 
 // read brings one block to its place. Where it belongs is what the parameter says of its first
 // element, or of the first element of each column where the parameter goes down columns.
 func (w *worker) read(b block) error {
-	shape := b.tensor.Shape()
-	n := b.rows * b.cols
 	if err := w.load(b); err != nil {
 		return err
 	}
-	if shape.Type.NotFinite(w.bytes) > 0 {
+	if w.notFinite(b) > 0 {
 		return errNotFinite.At("%s", b.tensor.Name())
 	}
-	width := int64(1)
-	if b.wide {
-		width = shape.Dims[1]
+	width, height := int64(1), b.param.Shape[0]
+	if n := len(b.param.Shape); n > 1 {
+		height, width = b.param.Shape[n-2], b.param.Shape[n-1]
 	}
 	place := func(col int64) (int64, error) {
-		i, ok := w.p.Inverse(b.t, b.row*width+b.col+col)
+		i, ok := b.param.Inverse(b.t, (b.matrix*height+b.row)*width+b.col+col)
 		if !ok {
 			return 0, diag.New(diag.Internal, "%s is not part of %s", b.tensor.Name(), w.p.Name)
 		}
@@ -202,38 +155,44 @@ func (w *worker) read(b block) error {
 	if err != nil {
 		return err
 	}
-	if !w.p.Transposed {
-		shape.Type.Decode(w.dst[first:first+n], w.bytes)
+	// part is what the parameter has of the block.
+	part := model.Param{Name: w.p.Name, Shape: []int64{b.rows, b.cols}, Axis: b.param.Axis,
+		Every: b.param.Every, Transposed: b.param.Transposed}
+	part.To = part.Shape[part.Axis]
+	step := max(1, part.Every)
+	n := b.rows * b.cols / part.To * ((part.To + step - 1) / step)
+	part.Dims = []ir.Dim{{Name: "block", Size: n}}
+	if !part.Transposed && step == 1 {
+		w.decode(b, w.dst[first:first+n])
 		return nil
 	}
-	w.rows = lists.Resize(w.rows, int(n))
-	shape.Type.Decode(w.rows, w.bytes)
-	part := model.Param{Name: w.p.Name, Shape: []int64{b.rows, b.cols}, To: b.rows, Transposed: true,
-		Dims: []ir.Dim{{Name: "block", Size: n}}}
-	if b.whole {
+	w.rows = lists.Resize(w.rows, int(b.rows*b.cols))
+	w.decode(b, w.rows)
+	if b.whole || !part.Transposed {
 		return model.Take(&part, 0, w.dst[first:first+n], w.rows)
 	}
 	w.turn = lists.Resize(w.turn, int(n))
 	if err := model.Take(&part, 0, w.turn, w.rows); err != nil {
 		return err
 	}
-	for col := range b.cols {
-		at, err := place(col)
+	return w.spread(b, part, n, place)
+}
+
+// spread copies the columns of a transposed block to their places, which are not side by side.
+func (w *worker) spread(b block, part model.Param, n int64,
+	place func(col int64) (int64, error)) error {
+	across := int64(1) // the step of columns
+	if part.Axis == 1 {
+		across = max(1, part.Every)
+	}
+	cols := (b.cols + across - 1) / across
+	rows := n / cols
+	for col := range cols {
+		at, err := place(col * across)
 		if err != nil {
 			return err
 		}
-		copy(w.dst[at:at+b.rows], w.turn[col*b.rows:])
+		copy(w.dst[at:at+rows], w.turn[col*rows:][:rows])
 	}
 	return nil
-}
-
-// load reads the bytes of a block.
-func (w *worker) load(b block) error {
-	n := b.tensor.Shape().Type.Bytes(b.rows * b.cols)
-	w.bytes = lists.Resize(w.bytes, int(n))
-	start, size := []int64{b.row}, []int64{b.rows}
-	if b.wide {
-		start, size = append(start, b.col), append(size, b.cols)
-	}
-	return b.tensor.ReadSlice(w.bytes, start, size)
 }

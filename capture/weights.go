@@ -9,7 +9,6 @@ import (
 	"strings"
 
 	"github.com/deepwell/deepwell/diag"
-	"github.com/deepwell/deepwell/dtype"
 	"github.com/deepwell/deepwell/internal/human"
 	"github.com/deepwell/deepwell/internal/lists"
 	"github.com/deepwell/deepwell/internal/safedir"
@@ -142,21 +141,24 @@ func (m *Model) Check() error {
 	if len(m.tensors) == 0 {
 		return m.absent()
 	}
-	if m.Config.MoE != nil || m.Config.MLA != nil {
-		return diag.New(diag.NotSupported, "the weights of a model with experts or latent attention "+
-			"cannot be read yet").At("%s", m.Folder)
+	if m.Config.MLA != nil {
+		return diag.New(diag.NotSupported, "the weights of a model with latent attention cannot be read "+
+			"yet").At("%s", m.Folder)
 	}
 	var missing []string
 	total := 0
 	for _, p := range m.Config.Params() {
 		for _, name := range p.Tensors() {
 			total++
-			spelled, ok := m.find(name)
+			spelled, ok := m.spelled(name)
 			if !ok {
-				missing = append(missing, spelled)
+				missing = append(missing, spelled...)
 				continue
 			}
-			if err := m.fits(&p, spelled); err != nil {
+			if m.weights == nil {
+				continue
+			}
+			if _, err := m.stored(&p, spelled); err != nil {
 				return err
 			}
 		}
@@ -172,33 +174,6 @@ func (m *Model) Check() error {
 		return diag.New(diag.WeightMismatch, "the configuration knows no %s", some(beside)).
 			At("%s", m.Folder).Because("tensors of the same layers are used, so they are not another's").
 			Try("see that %s belongs to these weights", configName)
-	}
-	return nil
-}
-
-// readable are the types that weights are read from.
-var readable = []dtype.DType{dtype.F32, dtype.BF16, dtype.F16, dtype.F64}
-
-// fits compares one tensor of a checkpoint with what a parameter asks of it.
-func (m *Model) fits(p *model.Param, name string) error {
-	if m.weights == nil {
-		return nil
-	}
-	t, err := m.weights.Tensor(name)
-	if err != nil {
-		return err
-	}
-	s := t.Shape()
-	if !slices.Contains(readable, s.Type) {
-		e := diag.New(diag.WeightType, "%s is %s", name, s.Type).At("%s", m.where(t.File()))
-		if s.Type.Bits() <= 8 {
-			e = e.Because("weights of 8 and 4 bits with scales of their own are not read yet")
-		}
-		return e.Try("take the model in bf16")
-	}
-	if !slices.Equal(s.Dims, p.Shape) {
-		return diag.New(diag.WeightMismatch, "%s is %s; the configuration says %v", name, s, p.Shape).
-			At("%s", m.where(t.File())).Try("see that %s belongs to these weights", configName)
 	}
 	return nil
 }
@@ -314,9 +289,11 @@ func (m *Model) sort() sorted {
 	used, layers := map[string]bool{}, map[string]bool{}
 	for _, p := range m.Config.Params() {
 		for _, name := range p.Tensors() {
-			spelled, _ := m.find(name)
-			used[spelled] = true
-			layers[owner(spelled)] = true
+			names, _ := m.spelled(name)
+			for _, spelled := range names {
+				used[spelled] = true
+				layers[owner(spelled)] = true
+			}
 		}
 	}
 	var s sorted

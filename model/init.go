@@ -29,7 +29,7 @@ func (c *Config) Init(p *Param, seed uint64, dst []float32) error {
 		return diag.New(diag.BufferMismatch, "parameter %s has %d elements, its buffer %d",
 			p.Name, p.Size(), len(dst))
 	}
-	if p.vector() {
+	if p.Vector() {
 		value := float32(0)
 		if strings.HasSuffix(p.Source, ".weight") {
 			value = float32(1 - c.Norm.Shift)
@@ -50,8 +50,8 @@ func (c *Config) Init(p *Param, seed uint64, dst []float32) error {
 	return nil
 }
 
-// vector reports whether the parameter multiplies or is added, element by element: a norm, a bias.
-func (p *Param) vector() bool {
+// Vector reports whether the parameter multiplies or is added, element by element: a norm, a bias.
+func (p *Param) Vector() bool {
 	return len(p.Shape) == 1 || slices.Contains(strings.Split(p.Name, "."), "bias")
 }
 

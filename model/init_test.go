@@ -145,7 +145,7 @@ func TestInitIsOfTheTensor(t *testing.T) {
 			for i, got := range whole {
 				k, j := p.Forward(int64(i))
 				want := float32(0)
-				if !p.vector() {
+				if !p.Vector() {
 					one := [1]float32{}
 					streams[k].normals(one[:], j)
 					want = one[0]
@@ -173,7 +173,7 @@ func TestInitEnds(t *testing.T) {
 				if layer.ends() != p.ends() {
 					t.Errorf("%s: %s and %s", preset.Name, p.Name, layer.Name)
 				}
-				if p.ends() && !p.vector() {
+				if p.ends() && !p.Vector() {
 					n++
 				}
 			}

@@ -23,7 +23,7 @@ type Linear struct {
 func (c *Facts) Linears(params []Param) []Linear {
 	list := c.uncommon()
 	for _, p := range params {
-		if !p.Stacked() || p.vector() {
+		if !p.Stacked() || p.Vector() {
 			continue
 		}
 		b := p.box()

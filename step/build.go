@@ -282,7 +282,7 @@ func (b *builder) differentiate() (err error) {
 			s.stage.Graph = s.Sharding.Graph
 		}
 		for _, one := range b.Params {
-			o.Params[one.Name] = optim.Param{Tag: one.Tag, Decay: len(one.Shape) > 1}
+			o.Params[one.Name] = optim.Param{Tag: one.Tag, Decay: !one.Vector()}
 		}
 		if s.Joint, err = spmd.NewStep(s.stage.Graph, o, w); err != nil {
 			return err
@@ -380,7 +380,7 @@ func (b *builder) hold(rank int, watch bool) (held []spmd.RankParam) {
 			users := b.Users(l.Name)
 			sum := s.Graphs.Backward.Find(s.Graphs.Accumulators[i])
 			held = append(held, spmd.RankParam{
-				Param: optim.Param{Name: l.Name, Type: sum.Type, Tag: one.Tag, Decay: len(one.Shape) > 1,
+				Param: optim.Param{Name: l.Name, Type: sum.Type, Tag: one.Tag, Decay: !one.Vector(),
 					Stats: watch && len(sum.Type.Dims) > 1},
 				Layout: l, Shared: len(users) > 1, Counts: users[0] == rank})
 		}
