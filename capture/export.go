@@ -83,7 +83,7 @@ func vacate(dir string) error {
 
 // items lists the tensors of a model, each with the parameters that stand in it.
 func items(c *model.Config, t dtype.DType, read Reader) []safetensors.Item {
-	parts := map[string][]piece{}
+	parts := map[string][]part{}
 	var names []string
 	for _, p := range c.Params() {
 		for _, one := range p.Layers() {
@@ -91,17 +91,17 @@ func items(c *model.Config, t dtype.DType, read Reader) []safetensors.Item {
 				if parts[name] == nil {
 					names = append(names, name)
 				}
-				parts[name] = append(parts[name], piece{&one, i})
+				parts[name] = append(parts[name], part{&one, i})
 			}
 		}
 	}
 	held := &held{read: read}
 	list := make([]safetensors.Item, len(names))
 	for i, name := range names {
-		pieces := parts[name]
-		shape := dtype.Shape{Type: t, Dims: pieces[0].param.Shape}
+		parts := parts[name]
+		shape := dtype.Shape{Type: t, Dims: parts[0].param.Shape}
 		list[i] = safetensors.Item{Name: name, Shape: shape, Data: func(w io.Writer) error {
-			tensor, err := held.tensor(pieces, shape.Elements())
+			tensor, err := held.tensor(parts, shape.Elements())
 			if err != nil {
 				return err
 			}
@@ -111,8 +111,8 @@ func items(c *model.Config, t dtype.DType, read Reader) []safetensors.Item {
 	return list
 }
 
-// A piece is what a parameter has in one of its tensors, the t-th.
-type piece struct {
+// A part is what a parameter has in one of its tensors, the t-th.
+type part struct {
 	param *model.Param
 	t     int
 }
@@ -126,9 +126,9 @@ type held struct {
 }
 
 // tensor puts together one tensor.
-func (h *held) tensor(pieces []piece, elements int64) ([]float32, error) {
+func (h *held) tensor(parts []part, elements int64) ([]float32, error) {
 	tensor := make([]float32, elements)
-	for _, p := range pieces {
+	for _, p := range parts {
 		if p.param.Size() == elements && !p.param.Transposed { // it is the tensor as it stands
 			return tensor, h.read(p.param, tensor)
 		}

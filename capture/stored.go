@@ -102,8 +102,8 @@ func (m *Model) fp8(s *stored, scales *safetensors.Tensor) dtype.Shape {
 	return want
 }
 
-// mxfp4 takes the scales of MXFP4, and gives the shapes of both tensors. They have out before in, so
-// that blocks lie along what products sum over.
+// mxfp4 takes the scales of MXFP4, and gives the shapes of both tensors. They have out before in,
+// so that blocks lie along what products sum over.
 func (s *stored) mxfp4(scales *safetensors.Tensor) []dtype.Shape {
 	p, n := &s.param, len(s.param.Shape)
 	p.Shape = slices.Clone(p.Shape)

@@ -28,6 +28,10 @@ type Config struct {
 	Norm      Norm
 	PostNorms bool // a second norm after attention and after the MLP, before each sum
 	QKNorm    bool // a norm over each head of queries and keys
+	// WideQKNorm: QKNorm is over all heads of queries together, and all heads of keys.
+	WideQKNorm bool
+	// ClipQKV bounds queries, keys and values on both sides, after their norms; 0 for none.
+	ClipQKV float64
 
 	// Biases of the query, key and value projections, of attention's output projection, and of the
 	// MLP.
@@ -155,6 +159,8 @@ func (c *Config) Check() error {
 		return bad("the norm adds %v under its root", c.Norm.Eps)
 	case !(c.AttnScale > 0) || math.IsInf(c.AttnScale, 0):
 		return bad("scores are multiplied by %v", c.AttnScale)
+	case c.WideQKNorm && !c.QKNorm || !(c.ClipQKV >= 0):
+		return bad("queries and keys are bounded by %v, with a norm that is not there", c.ClipQKV)
 	case c.AttnCap < 0 || c.LogitCap < 0:
 		return bad("scores are bounded by %v and logits by %v", c.AttnCap, c.LogitCap)
 	case !slices.Contains([]Activation{SiLU, GELU, relu2}, c.Activation):
@@ -166,7 +172,7 @@ func (c *Config) Check() error {
 	return nil
 }
 
-// The scores of a router.
+// The scores that a router may have.
 const (
 	softmax = "softmax"
 	sigmoid = "sigmoid"

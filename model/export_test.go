@@ -13,3 +13,6 @@ func (p *Param) Forward(i int64) (t int, j int64) {
 	}
 	return t, (m*b.height+b.row0+r*b.rowStep)*b.cols + b.col0 + c*b.colStep
 }
+
+// Known reports whether config.json may describe models of a type.
+func Known(arch string) bool { return archs[arch].class != "" }

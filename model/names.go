@@ -138,8 +138,16 @@ func (w *writer) block(n names) {
 	w.linears(n, ir.Attn, c.QKVBias,
 		part{"q", at(n.q), e, q}, part{"k", at(n.k), e, kv}, part{"v", at(n.v), e, kv})
 	if c.QKNorm {
-		w.add("q_norm", ir.Attn, at(n.qNorm)+".weight", matrix(c.head()))
-		w.add("k_norm", ir.Attn, at(n.kNorm)+".weight", matrix(c.head()))
+		one := []ir.Dim{c.head()}
+		over := [][]ir.Dim{one, one}
+		if c.WideQKNorm {
+			over = [][]ir.Dim{q, kv}
+		}
+		for i, norm := range []string{"q_norm", "k_norm"} {
+			size := elements(over[i])
+			w.add(norm, ir.Attn, at([]string{n.qNorm, n.kNorm}[i])+".weight",
+				Param{Dims: over[i], Shape: []int64{size}, To: size})
+		}
 	}
 	w.linears(n, ir.Attn, c.OutBias, part{"o", at(n.o), q, e})
 	if c.MoE != nil && c.MoE.Sinks {

@@ -47,6 +47,11 @@ var archs = map[string]arch{
 	"phi3":        {"Phi3ForCausalLM", (*reader).phi3},
 	"gpt2":        {"GPT2LMHeadModel", (*reader).gpt2},
 	"nemotron":    {"NemotronForCausalLM", (*reader).nemotron},
+	"mixtral":     {"MixtralForCausalLM", (*reader).mixtral},
+	"qwen3_moe":   {"Qwen3MoeForCausalLM", (*reader).qwen3MoE},
+	"olmoe":       {"OlmoeForCausalLM", (*reader).olmoe},
+	"deepseek_v3": {"DeepseekV3ForCausalLM", (*reader).deepseekV3},
+	"gpt_oss":     {"GptOssForCausalLM", (*reader).gptOSS},
 }
 
 // Parse reads a Hugging Face config.json.
@@ -73,9 +78,7 @@ func Parse(text []byte) (*Config, error) {
 		return nil, r.err
 	}
 	own.read(r)
-	if find[any](r, "quantization_config") != nil {
-		r.fail("quantization_config", "quantized weights cannot be trained; take the original model")
-	}
+	r.quantized()
 	if len(class) > 0 && class[0] != own.class {
 		r.fail("architectures", "a model of class %s is not supported; of its type, %s is", class[0],
 			own.class)
@@ -85,6 +88,20 @@ func Parse(text []byte) (*Config, error) {
 		return nil, r.err
 	}
 	return r.c, r.c.Check()
+}
+
+// quantized refuses weights of formats that are not read. FP8 with a scale for each block and MXFP4
+// are brought to numbers when they are read.
+func (r *reader) quantized() {
+	type config struct {
+		Method string  `json:"quant_method"`
+		Block  []int64 `json:"weight_block_size"`
+	}
+	q := find[config](r, "quantization_config")
+	if q == nil || q.Method == "mxfp4" || q.Method == "fp8" && len(q.Block) == 2 {
+		return
+	}
+	r.fail("quantization_config", "quantized weights cannot be trained; take the original model")
 }
 
 // twice finds a key that one object of the next value has two times, at any depth; encoding/json

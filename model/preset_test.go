@@ -51,6 +51,8 @@ func TestCountsAreThePublishedOnes(t *testing.T) {
 		"qwen3-30b-a3b":   30_532_122_624,
 		"qwen3-235b-a22b": 235_093_634_560,
 		"gpt-oss-120b":    116_829_156_672,
+		"gpt-oss-20b":     20_914_757_184,
+		"olmoe-1b-7b":     6_919_161_856,
 		"deepseek-v2":     235_741_434_880,
 		// Less the biases that balance the routers, one for each expert, which no gradient reaches.
 		"deepseek-v3": 671_026_419_200 - 58*256,

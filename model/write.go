@@ -5,6 +5,7 @@ import (
 	"encoding/json"
 	"math"
 	"reflect"
+	"slices"
 
 	"github.com/deepwell/deepwell/diag"
 	"github.com/deepwell/deepwell/internal/strictjson"
@@ -17,7 +18,7 @@ func (c *Config) Write() ([]byte, error) {
 		return nil, err
 	}
 	class := archs[c.Arch].class
-	if class == "" || c.MoE != nil || c.MLA != nil {
+	if class == "" {
 		return nil, diag.New(diag.NotSupported, "a config.json of type %q cannot be written", c.Arch)
 	}
 	m := map[string]any{"architectures": []string{class}, "model_type": c.Arch,
@@ -39,6 +40,7 @@ func (c *Config) Write() ([]byte, error) {
 		c.writeSizes(m)
 		c.writeRope(m)
 		c.writeWindows(m)
+		c.writeExperts(m)
 	}
 	text, err := strictjson.Encode(m)
 	if err != nil {
@@ -115,7 +117,7 @@ func (c *Config) writeSizes(m map[string]any) {
 	case "llama":
 		m["mlp_bias"] = c.MLPBias
 	}
-	if c.Arch != "qwen2" && c.Arch != "mistral" && c.Arch != "phi3" {
+	if !slices.Contains([]string{"qwen2", "mistral", "phi3", "mixtral"}, c.Arch) {
 		m["attention_bias"] = c.OutBias
 	}
 }
@@ -169,7 +171,7 @@ func (c *Config) writeWindows(m map[string]any) {
 		}
 	}
 	switch c.Arch {
-	case "mistral", "phi3":
+	case "mistral", "phi3", "mixtral":
 		m["sliding_window"] = nil
 		if some {
 			m["sliding_window"] = c.Window
@@ -179,7 +181,11 @@ func (c *Config) writeWindows(m map[string]any) {
 		if some {
 			m["layer_types"], m["sliding_window"] = types, c.Window
 		}
-	case "gemma2", "gemma3_text":
+	case "qwen3_moe":
+		if m["use_sliding_window"] = some; some {
+			m["sliding_window"] = c.Window
+		}
+	case "gemma2", "gemma3_text", "gpt_oss":
 		m["layer_types"], m["sliding_window"] = types, max(c.Window, 1)
 	}
 }
