@@ -5,7 +5,6 @@ import (
 	"path/filepath"
 	"slices"
 
-	"github.com/deepwell/deepwell/ir"
 	"github.com/deepwell/deepwell/model"
 )
 
@@ -112,26 +111,20 @@ func blocks(c *model.Config, n model.Count) []Block {
 		list[i].Parameters += size
 		list[i].Share = float64(list[i].Parameters) / float64(n.Total)
 	}
-	params := c.Params()
-	if params == nil {
-		add(string(ir.Embed), 0, n.Embed)
-		add("layers", 0, n.Total-n.Embed-n.Head)
-		if n.Head > 0 {
-			add(string(ir.Head), 0, n.Head)
-		}
-		return list
-	}
 	// A tensor that holds several parameters, such as a fused QKV, counts once.
 	seen := map[string]bool{}
-	for _, p := range params {
-		tensors := int64(0)
+	for _, p := range c.Params() {
+		tensors, size := int64(0), p.Size()
+		if p.Buffer {
+			size = 0 // it is not learned
+		}
 		for _, name := range p.Tensors() {
 			if !seen[name] {
 				tensors++
 			}
 			seen[name] = true
 		}
-		add(string(p.Tag), tensors, p.Size())
+		add(string(p.Tag), tensors, size)
 	}
 	return list
 }

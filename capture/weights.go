@@ -141,10 +141,6 @@ func (m *Model) Check() error {
 	if len(m.tensors) == 0 {
 		return m.absent()
 	}
-	if m.Config.MLA != nil {
-		return diag.New(diag.NotSupported, "the weights of a model with latent attention cannot be read "+
-			"yet").At("%s", m.Folder)
-	}
 	var missing []string
 	total := 0
 	for _, p := range m.Config.Params() {

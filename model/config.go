@@ -60,7 +60,7 @@ type Config struct {
 	EOS []int64
 
 	MoE *MoE // of models with experts
-	MLA *MLA // of models with latent attention, which are counted but not built yet
+	MLA *MLA // of models with latent attention
 }
 
 // A Norm is how activations are brought to size.
@@ -111,11 +111,6 @@ type MoE struct {
 	Limit, Alpha float64
 }
 
-// An MLA is multi-head latent attention (DeepSeek-V2, arXiv 2405.04434): queries and keys pass
-// through projections of rank QRank and KVRank. A head has NoPE elements without positions and Rope
-// elements with rotary embeddings, which all key heads share; values have Value elements.
-type MLA struct{ QRank, KVRank, NoPE, Rope, Value int64 }
-
 // Bounds of sizes, so that element counts stay within an int64. The largest
 // vocabulary of a known model has 262,208 entries, the longest context 10 million positions.
 const (
@@ -165,6 +160,11 @@ func (c *Config) Check() error {
 		return bad("scores are bounded by %v and logits by %v", c.AttnCap, c.LogitCap)
 	case !slices.Contains([]Activation{SiLU, GELU, relu2}, c.Activation):
 		return bad("there is no activation %q", c.Activation)
+	}
+	if c.MLA != nil {
+		if err := c.MLA.check(c); err != nil {
+			return err
+		}
 	}
 	if c.MoE != nil {
 		return c.MoE.check(c.Layers)

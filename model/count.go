@@ -19,9 +19,6 @@ type Count struct {
 
 // Count gives the number of parameters.
 func (c *Config) Count() Count {
-	if c.MLA != nil {
-		return c.countLatent()
-	}
 	var n Count
 	for _, p := range c.Params() {
 		if p.Buffer {
@@ -38,24 +35,6 @@ func (c *Config) Count() Count {
 			size = size / c.MoE.Experts * c.MoE.TopK
 		}
 		n.Active += size
-	}
-	return n
-}
-
-// countLatent counts models that have no list of parameters yet: their linear layers, RMS norms,
-// and rotary positions, as all of them have.
-func (c *Config) countLatent() Count {
-	n := Count{Embed: c.Vocab * c.Hidden}
-	if !c.Tied {
-		n.Head = n.Embed
-	}
-	// The norms of the low ranks are part of each layer.
-	n.Total = n.Embed + n.Head + c.Hidden + c.Layers*(c.MLA.QRank+c.MLA.KVRank+2*c.Hidden)
-	n.Active = n.Total
-	for _, l := range c.linears() {
-		size := l.In * l.Out
-		n.Total += int64(len(l.Layers)) * size * l.Copies
-		n.Active += int64(len(l.Layers)) * size * l.Times
 	}
 	return n
 }
@@ -125,7 +104,7 @@ type Linear struct {
 // Linears lists the linear layers of a model, given its parameters, with the output layer and the
 // router.
 func (c *Facts) Linears(params []Param) []Linear {
-	list := c.uncommon()
+	var list []Linear
 	for _, p := range params {
 		if !p.Stacked() || p.Vector() {
 			continue
@@ -138,7 +117,7 @@ func (c *Facts) Linears(params []Param) []Linear {
 		}
 		switch p.Tag {
 		case ir.Attn:
-			l.Head = c.HeadDim
+			l.Head = headSize(p.Dims)
 		case ir.Experts:
 			l.Copies, l.Times = c.MoE.Experts, c.MoE.TopK
 		}
@@ -151,48 +130,7 @@ func (c *Facts) Linears(params []Param) []Linear {
 		Times: 1})
 }
 
-// uncommon lists the linear layers of models that have no list of parameters yet.
-func (c *Facts) uncommon() (list []Linear) {
-	if c.MLA == nil {
-		return nil
-	}
-	moe := MoE{Dense: c.Layers}
-	if c.MoE != nil {
-		moe = *c.MoE
-	}
-	add := func(tag ir.Tag, from, to, copies, times int64, rows ...Linear) {
-		for _, l := range rows {
-			l.Tag, l.Copies, l.Times = tag, copies, times
-			for i := from; i < to; i++ {
-				l.Layers = append(l.Layers, int(i))
-			}
-			if l.In > 0 && l.Out > 0 && from < to {
-				list = append(list, l)
-			}
-		}
-	}
-	q, kv := c.Heads*c.HeadDim, c.KVHeads*c.HeadDim
-	attn := []Linear{{Name: "q", In: c.Hidden, Out: q}, {Name: "k", In: c.Hidden, Out: kv},
-		{Name: "v", In: c.Hidden, Out: kv}, {Name: "o", In: q, Out: c.Hidden}}
-	if a := c.MLA; a != nil {
-		attn = []Linear{{Name: "q_down", In: c.Hidden, Out: a.QRank},
-			{Name: "q_up", In: a.QRank, Out: c.Heads * (a.NoPE + a.Rope)},
-			{Name: "kv_down", In: c.Hidden, Out: a.KVRank + a.Rope},
-			{Name: "kv_up", In: a.KVRank, Out: c.Heads * (a.NoPE + a.Value)},
-			{Name: "o", In: c.Heads * a.Value, Out: c.Hidden}}
-	}
-	gated := func(prefix string, size int64) []Linear {
-		rows := []Linear{{Name: prefix + "gate", In: c.Hidden, Out: size},
-			{Name: prefix + "up", In: c.Hidden, Out: size}, {Name: prefix + "down", In: size, Out: c.Hidden}}
-		if !c.Gated {
-			return rows[1:]
-		}
-		return rows
-	}
-	add(ir.Attn, 0, c.Layers, 1, 1, attn...)
-	add(ir.MLP, 0, moe.Dense, 1, 1, gated("", c.MLP)...)
-	add(ir.MLP, moe.Dense, c.Layers, 1, 1, gated("shared_", moe.Shared)...)
-	add(ir.Experts, moe.Dense, c.Layers, moe.Experts, moe.TopK, gated("expert_", moe.MLP)...)
-	add(ir.Router, moe.Dense, c.Layers, 1, 1, Linear{Name: "router", In: c.Hidden, Out: moe.Experts})
-	return list
+// headSize is the elements of a head of a parameter; 0 of one without heads.
+func headSize(dims []ir.Dim) int64 {
+	return lists.Find(dims, func(d ir.Dim) bool { return d.Name == ir.HeadDim }).Size
 }

@@ -95,8 +95,10 @@ func (r *reader) gptOSS() {
 // deepseekV3 has latent attention, and experts behind some dense layers.
 func (r *reader) deepseekV3() {
 	r.gated()
-	r.deepseekExperts()
-	r.fail("kv_lora_rank", "latent attention is not supported yet")
+	r.latent()
+	if get(r, int64(3), "first_k_dense_replace") < r.c.Layers {
+		r.deepseekExperts()
+	}
 }
 
 // deepseekExperts reads the experts of DeepSeek-V3.

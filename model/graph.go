@@ -57,7 +57,7 @@ func (c *Config) build(s Shape, loss bool) (*ir.Graph, error) {
 		return nil, err
 	}
 	switch {
-	case c.MoE != nil || c.MLA != nil:
+	case c.MoE != nil:
 		return nil, diag.New(diag.NotSupported, "models of type %s can be counted, but not built yet",
 			c.Arch)
 	case s.Elem.Kind() != dtype.Float:
@@ -221,20 +221,31 @@ func (m *maker) block(s slot, x *ir.Value, at tokenInfo) *ir.Value {
 	return m.b.Add(x, h)
 }
 
+// projected gives queries [B, S, H, D], keys and values [B, S, KV, D] of x [B, S, E].
+func (m *maker) projected(s slot, x *ir.Value, at tokenInfo) (q, k, v *ir.Value) {
+	c := m.c
+	q, k = m.linear(x, s.name+".q"), m.linear(x, s.name+".k")
+	v = m.linear(x, s.name+".v")
+	if c.QKNorm {
+		q = m.b.RMSNorm(q, m.at[s.name+".q_norm"], ir.HeadDim, c.Norm.Eps, c.Norm.Shift)
+		k = m.b.RMSNorm(k, m.at[s.name+".k_norm"], ir.HeadDim, c.Norm.Eps, c.Norm.Shift)
+	}
+	if !c.Learned {
+		q, k = m.rotate(s, q, at.positions), m.rotate(s, k, at.positions)
+	}
+	return q, k, v
+}
+
 // attend is causal self-attention: q [B, S, H, D], k and v [B, K, KV, D] with the sequence renamed
 // to keys, then the output projection back to [B, S, E].
 func (m *maker) attend(s slot, x *ir.Value, at tokenInfo) (y *ir.Value) {
 	c := m.c
 	m.b.Tagged(ir.Attn, func() {
-		q, k := m.linear(x, s.name+".q"), m.linear(x, s.name+".k")
-		v := m.linear(x, s.name+".v")
-		if c.QKNorm {
-			q = m.b.RMSNorm(q, m.at[s.name+".q_norm"], ir.HeadDim, c.Norm.Eps, c.Norm.Shift)
-			k = m.b.RMSNorm(k, m.at[s.name+".k_norm"], ir.HeadDim, c.Norm.Eps, c.Norm.Shift)
+		project := m.projected
+		if c.MLA != nil {
+			project = m.latent
 		}
-		if !c.Learned {
-			q, k = m.rotate(s, q, at.positions), m.rotate(s, k, at.positions)
-		}
+		q, k, v := project(s, x, at)
 		how := ir.Attention{Scale: c.AttnScale, Causal: true, SoftCap: c.AttnCap,
 			OperandType: m.matmulType, Plain: m.plainAttention}
 		if s.windowed {

@@ -23,12 +23,8 @@ func (c *Config) kv() ir.Dim    { return ir.Dim{Name: ir.KVHeads, Size: c.KVHead
 // experts is the dimension of a layer's experts.
 func (m *MoE) experts() ir.Dim { return ir.Dim{Name: ir.ExpertDim, Size: m.Experts} }
 
-// Params lists the parameters of the model in the order of the inputs of its graph. It is nil for a
-// model that can be counted but not built.
+// Params lists the parameters of the model in the order of the inputs of its graph.
 func (c *Config) Params() []Param {
-	if c.MLA != nil {
-		return nil
-	}
 	w := &writer{c: c}
 	n := c.names()
 	w.add("embed", ir.Embed, n.embed, matrix(c.vocab(), c.embed()))
@@ -132,9 +128,32 @@ func matrix(dims ...ir.Dim) Param {
 // block appends the parameters of a layer.
 func (w *writer) block(n names) {
 	c := w.c
-	e, q, kv := []ir.Dim{c.embed()}, []ir.Dim{c.heads(), c.head()}, []ir.Dim{c.kv(), c.head()}
 	at := func(name string) string { return n.layer + name }
 	w.norm("norm1", at(n.norm1), c.embed())
+	if c.MLA != nil {
+		w.latent(n)
+	} else {
+		w.attention(n)
+	}
+	if c.PostNorms {
+		w.norm("post1", at(n.post1), c.embed())
+	}
+	w.norm("norm2", at(n.norm2), c.embed())
+	if w.slot.experts {
+		w.sparse(n)
+	} else {
+		w.dense(n, "", c.mlp(), at(n.gate), at(n.up), at(n.down))
+	}
+	if c.PostNorms {
+		w.norm("post2", at(n.post2), c.embed())
+	}
+}
+
+// attention appends the parameters of a layer's attention.
+func (w *writer) attention(n names) {
+	c := w.c
+	e, q, kv := []ir.Dim{c.embed()}, []ir.Dim{c.heads(), c.head()}, []ir.Dim{c.kv(), c.head()}
+	at := func(name string) string { return n.layer + name }
 	w.linears(n, ir.Attn, c.QKVBias,
 		part{"q", at(n.q), e, q}, part{"k", at(n.k), e, kv}, part{"v", at(n.v), e, kv})
 	if c.QKNorm {
@@ -152,18 +171,6 @@ func (w *writer) block(n names) {
 	w.linears(n, ir.Attn, c.OutBias, part{"o", at(n.o), q, e})
 	if c.MoE != nil && c.MoE.Sinks {
 		w.add("sinks", ir.Attn, at("self_attn.sinks"), matrix(c.heads()))
-	}
-	if c.PostNorms {
-		w.norm("post1", at(n.post1), c.embed())
-	}
-	w.norm("norm2", at(n.norm2), c.embed())
-	if w.slot.experts {
-		w.sparse(n)
-	} else {
-		w.dense(n, "", c.mlp(), at(n.gate), at(n.up), at(n.down))
-	}
-	if c.PostNorms {
-		w.norm("post2", at(n.post2), c.embed())
 	}
 }
 

@@ -2,6 +2,7 @@ package model
 
 import (
 	"bytes"
+	"cmp"
 	"encoding/json"
 	"maps"
 	"math"
@@ -445,6 +446,49 @@ type scaling struct {
 	High     *float64 `json:"high_freq_factor"`
 	Original *float64 `json:"original_max_position_embeddings"`
 	Partial  *float64 `json:"partial_rotary_factor"`
+
+	// YaRN's
+	Fast      *float64 `json:"beta_fast"`
+	Slow      *float64 `json:"beta_slow"`
+	Truncate  *bool    `json:"truncate"`
+	Magnitude *float64 `json:"attention_factor"`
+	MScale    *float64 `json:"mscale"`
+	MScaleAll *float64 `json:"mscale_all_dim"`
+}
+
+// scaling reads the set of parameters of layers with full attention, for what is no angle.
+func (r *reader) scaling() (s scaling) {
+	text := r.keys["rope_scaling"]
+	if set(r.keys["rope_parameters"]) {
+		text = r.keys["rope_parameters"]
+	}
+	if set(text) {
+		r.foreign("rope_scaling", json.Unmarshal(text, &s))
+	}
+	return s
+}
+
+// yarn reads YaRN's parameters as transformers does, with the same defaults.
+func (r *reader) yarn(key string, s *scaling, rope *ir.Rope) {
+	context := float64(r.c.Context)
+	rope.Original = or(s.Original, context)
+	if rope.Factor = or(s.Factor, 0); s.Factor == nil && s.Original != nil {
+		rope.Factor = context / rope.Original
+	}
+	rope.Fast, rope.Slow = cmp.Or(or(s.Fast, 0), 32), cmp.Or(or(s.Slow, 0), 1)
+	rope.Exact = !or(s.Truncate, true)
+	if rope.Original < 1 || !(rope.Fast > rope.Slow && rope.Slow > 0) || rope.Theta == 1 {
+		r.fail(key, "yarn angles need original_max_position_embeddings, and a beta_fast that is larger "+
+			"than beta_slow")
+	}
+	scale, all := or(s.MScale, 0), or(s.MScaleAll, 0)
+	if scale == 0 || all == 0 {
+		scale, all = 1, 0
+	}
+	rope.Magnitude = or(s.Magnitude, mscale(rope.Factor, scale)/mscale(rope.Factor, all))
+	if !(rope.Magnitude > 0) || math.IsInf(rope.Magnitude, 0) {
+		r.fail(key+".attention_factor", "the attention factor is %v", rope.Magnitude)
+	}
 }
 
 // rope reads the rotary angles of both kinds of layers.
@@ -509,6 +553,10 @@ func (r *reader) angles(key string, text json.RawMessage, theta float64) (ir.Rop
 			return rope, nil
 		}
 		rope.Low, rope.High, rope.Original = *s.Low, *s.High, *s.Original
+	case "yarn":
+		if r.yarn(key, &s, &rope); rope.Factor > 0 {
+			return rope, s.Partial
+		}
 	default:
 		r.fail(key+".rope_type", "angles of type %q are not supported", kind)
 		return rope, nil

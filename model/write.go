@@ -41,6 +41,7 @@ func (c *Config) Write() ([]byte, error) {
 		c.writeRope(m)
 		c.writeWindows(m)
 		c.writeExperts(m)
+		c.writeLatent(m)
 	}
 	text, err := strictjson.Encode(m)
 	if err != nil {
@@ -147,6 +148,11 @@ func orNull(x float64) any {
 func (c *Config) writeRope(m map[string]any) {
 	m["rope_theta"], m["rope_scaling"] = number(c.Rope.Theta), nil
 	switch r := c.Rope; {
+	case r.Fast != 0:
+		m["rope_scaling"] = map[string]any{"rope_type": "yarn", "type": "yarn",
+			"factor": number(r.Factor), "beta_fast": number(r.Fast), "beta_slow": number(r.Slow),
+			"truncate": !r.Exact, "attention_factor": number(r.Magnitude),
+			"original_max_position_embeddings": int64(r.Original)}
 	case r.Original != 0:
 		m["rope_scaling"] = map[string]any{"rope_type": "llama3", "factor": number(r.Factor),
 			"low_freq_factor": number(r.Low), "high_freq_factor": number(r.High),

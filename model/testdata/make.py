@@ -25,6 +25,7 @@ import os
 import shutil
 import sys
 import tempfile
+import zlib
 
 import torch
 from safetensors.torch import load_file, save_file
@@ -69,11 +70,25 @@ MODELS = {
         embd_pdrop=0.0)),
     "nemotron": ("nemotron", small | dict(num_hidden_layers=2, head_dim=8)),
 }
+FIRST = sorted(MODELS)
+
+# Models since then, whose seed is made of their name.
+latent = small | dict(num_hidden_layers=2, num_key_value_heads=4, first_k_dense_replace=2, q_lora_rank=14,
+                      kv_lora_rank=10, qk_nope_head_dim=6, qk_rope_head_dim=8, v_head_dim=7)
+MODELS |= {
+    "qwen3_yarn": ("qwen3", small | dict(num_hidden_layers=2, head_dim=16, rope_parameters=dict(
+        rope_type="yarn", rope_theta=500.0, factor=4.0, beta_fast=4.0, beta_slow=1.0, truncate=False,
+        original_max_position_embeddings=16))),
+    "deepseek_v3_dense": ("deepseek_v3", latent | dict(attention_bias=True, rope_parameters=dict(
+        rope_type="yarn", rope_theta=1000.0, factor=8.0, beta_fast=8.0, beta_slow=1.0, mscale=0.7,
+        mscale_all_dim=1.2, original_max_position_embeddings=8))),
+    "deepseek_v3_plain": ("deepseek_v3", latent | dict(q_lora_rank=None, rope_interleave=False, v_head_dim=18)),
+}
 
 
 def make(name):
     kind, keys = MODELS[name]
-    torch.manual_seed(1 + sorted(MODELS).index(name))
+    torch.manual_seed(1 + FIRST.index(name) if name in FIRST else zlib.crc32(name.encode()))
     # transformers keeps the row of a padding token out of the gradient, so there must be none.
     config = AutoConfig.for_model(kind, **keys, pad_token_id=None)
     config._attn_implementation = "eager"
