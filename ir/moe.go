@@ -27,6 +27,7 @@ func expertKinds() map[string]Kind {
 	return map[string]Kind{
 		"expert_positions": {1, takes(1, inferPositions), nil, positionsWork},
 		"expert_counts":    {1, takes(1, inferCounts), nil, nil},
+		"expert_overflow":  {1, takes(1, inferOverflow), nil, nil},
 		"expert_load":      {1, takes(3, inferLoad), loadVJP, nil},
 		"attach_loss": {1, takes(2, inferAttach), func(d *Differ, op *Op, dy []*Value) []*Value {
 			return []*Value{dy[0], d.Fill(dual(op.In[1].Type), 1)}
@@ -94,6 +95,16 @@ func inferCounts(_ *Graph, op *Op) ([]Type, error) {
 		out.Place = out.Place.With(s.Axis, how)
 	}
 	return []Type{out}, nil
+}
+
+// inferOverflow counts the positions from the capacity on, in f32.
+func inferOverflow(_ *Graph, op *Op) ([]Type, error) {
+	t, err := choices(op.In[0])
+	out := Type{Elem: dtype.F32}
+	for _, s := range t.Place {
+		out.Place = out.Place.With(s.Axis, Partial)
+	}
+	return []Type{out}, err
 }
 
 // inferLoad gives the weights of choices as they are.
@@ -248,6 +259,11 @@ func (b *Builder) ExpertPositions(idx *Value, experts int64, local bool, over ..
 // ExpertCounts counts the choices of each expert over dimensions: [..., router] in f32.
 func (b *Builder) ExpertCounts(idx *Value, experts int64, over ...string) *Value {
 	return b.one("expert_counts", attrs(map[string]any{"experts": experts, "over": over}), idx)
+}
+
+// ExpertOverflow counts the choices that a dispatch with this capacity has no slot for.
+func (b *Builder) ExpertOverflow(pos *Value, capacity int64) *Value {
+	return b.one("expert_overflow", attrs(map[string]any{"capacity": capacity}), pos)
 }
 
 // ExpertLoad gives the weights of choices, and lets a bias of the scores [router] have the load of

@@ -5,6 +5,7 @@ import (
 
 	"github.com/deepwell/deepwell/diag"
 	"github.com/deepwell/deepwell/dtype"
+	"github.com/deepwell/deepwell/internal/lists"
 	"github.com/deepwell/deepwell/ir"
 )
 
@@ -37,6 +38,18 @@ type Shape struct {
 	// Documents is how many documents a sequence may pack, which do not attend to each other. More
 	// than one adds the input segments [B, S], which numbers them in each sequence from 0 on.
 	Documents int64
+	// Experts is how tokens go to experts.
+	Experts ExpertShape
+}
+
+// An ExpertShape is how many tokens the experts of a layer take.
+type ExpertShape struct {
+	// Slots is the number of rows that an expert has room for, in parts of its mean load. A graph
+	// counts what has no slot as [LoadOverflow], and is then wrong. 0 is room for every token.
+	Slots float64
+	// Capacity is the capacity factor: of each sequence, an expert drops the choices behind Capacity
+	// times its mean load. 0 drops none.
+	Capacity float64
 }
 
 // Graph gives the loss over labels that are not negative, as a graph of ids, labels, positions,
@@ -57,9 +70,9 @@ func (c *Config) build(s Shape, loss bool) (*ir.Graph, error) {
 		return nil, err
 	}
 	switch {
-	case c.MoE != nil:
-		return nil, diag.New(diag.NotSupported, "models of type %s can be counted, but not built yet",
-			c.Arch)
+	case s.Experts.Slots < 0 || s.Experts.Capacity < 0:
+		return nil, bad("experts with %v slots and a capacity factor of %v", s.Experts.Slots,
+			s.Experts.Capacity)
 	case s.Elem.Kind() != dtype.Float:
 		return nil, bad("a model cannot be made of %s", s.Elem)
 	case s.MatmulType.Valid() && s.MatmulType.Kind() != dtype.Float:
@@ -74,7 +87,7 @@ func (c *Config) build(s Shape, loss bool) (*ir.Graph, error) {
 	m := &maker{c: c, b: ir.NewBuilder("model"), elem: s.Elem, matmulType: s.MatmulType,
 		plainAttention: s.PlainAttention,
 		rows:           []ir.Dim{{Name: ir.Batch, Size: s.Batch}, {Name: ir.Seq, Size: s.Seq}},
-		at:             map[string]*ir.Value{}, documents: s.Documents}
+		at:             map[string]*ir.Value{}, documents: s.Documents, experts: s.Experts}
 	if m.matmulType == m.elem {
 		m.matmulType = dtype.Invalid
 	}
@@ -93,18 +106,31 @@ type maker struct {
 	matmulType     dtype.DType // of matmul operands, Invalid for elem
 	documents      int64       // that a sequence may pack
 	plainAttention bool
+	experts        ExpertShape
+	loads          []*ir.Value // of the layers so far
 }
 
 // tokenInfo has the inputs of a batch that every layer takes: positions and document numbers [B,
-// S].
-type tokenInfo struct{ positions, segments *ir.Value }
+// S], and the share of a label where routers have losses.
+type tokenInfo struct{ positions, segments, share *ir.Value }
 
 // list returns the inputs that exist.
 func (p tokenInfo) list() []*ir.Value {
-	if p.segments == nil {
-		return []*ir.Value{p.positions}
+	return lists.Filter([]*ir.Value{p.positions, p.segments, p.share}, func(v *ir.Value) bool {
+		return v != nil
+	})
+}
+
+// inside gives the same inputs to the body of a loop.
+func (p tokenInfo) inside(b *ir.Builder) tokenInfo {
+	take := func(v *ir.Value, name string) *ir.Value {
+		if v == nil {
+			return nil
+		}
+		return b.Input(name, ir.Data, v.Type, "")
 	}
-	return []*ir.Value{p.positions, p.segments}
+	return tokenInfo{positions: take(p.positions, InputPositions),
+		segments: take(p.segments, InputSegments), share: take(p.share, InputShare)}
 }
 
 // graph builds the model: embedding, one repeat per group of equal layers, final norm, output
@@ -129,12 +155,16 @@ func (m *maker) graph(withLoss bool) (*ir.Graph, error) {
 	// Parameters are inputs, too: stacked ones [layer, ...] feed the loops below.
 	params := c.Params()
 	for _, p := range params {
-		m.at[p.Name] = b.Input(p.Name, ir.Param, ir.Type{Elem: m.elem, Dims: p.Dims}, p.Source)
+		m.at[p.Name] = b.Input(p.Name, ir.Param, ir.Type{Elem: m.typeOf(p), Dims: p.Dims}, p.Source)
+	}
+	inside := at // share, for routers
+	if e := c.MoE; e != nil && (e.AuxLoss != 0 || e.ZLoss != 0) {
+		inside.share = share
 	}
 	// x is the residual stream [B, S, E] from here to the output layer.
 	x := m.embed(ids, at.positions)
 	for _, s := range c.segments() {
-		x = m.repeat(s, params, x, at)
+		x = m.repeat(s, params, x, inside)
 	}
 	x = m.norm(x, "norm", ir.EmbedDim)
 	y := m.head(x)
@@ -144,7 +174,16 @@ func (m *maker) graph(withLoss bool) (*ir.Graph, error) {
 	if m.err != nil {
 		return nil, m.err
 	}
-	return b.Graph(y)
+	return b.Graph(append([]*ir.Value{y}, m.loads...)...)
+}
+
+// typeOf is the element type that a parameter has in the graph: routers compute in f32, since the
+// order of scores that are nearly equal decides where a token goes.
+func (m *maker) typeOf(p Param) dtype.DType {
+	if p.Tag == ir.Router && m.elem != dtype.F64 {
+		return dtype.F32
+	}
+	return m.elem
 }
 
 // embed looks tokens [B, S] up in the table [V, E], and adds learned positions if there are any.
@@ -176,32 +215,33 @@ func rounded(x float64, elem dtype.DType) float64 {
 // are stacked along the layer dimension, positions and documents are the same in every iteration.
 func (m *maker) repeat(s segment, params []Param, x *ir.Value, at tokenInfo) *ir.Value {
 	body := &maker{c: m.c, b: ir.NewBuilder(s[0].name), elem: m.elem, matmulType: m.matmulType,
-		plainAttention: m.plainAttention, documents: m.documents,
+		plainAttention: m.plainAttention, documents: m.documents, rows: m.rows, experts: m.experts,
 		at: map[string]*ir.Value{}}
 	y := body.b.Input("x", ir.Data, x.Type, "")
 	var stacks []*ir.Value
 	for _, p := range params {
 		for _, one := range s {
 			if p.Stacked() && p.First == one.first {
-				t := ir.Type{Elem: m.elem, Dims: p.Dims[1:]}
+				t := ir.Type{Elem: m.typeOf(p), Dims: p.Dims[1:]}
 				body.at[p.Name] = body.b.Input(p.Name, ir.Param, t, p.Source)
 				stacks = append(stacks, m.at[p.Name])
 			}
 		}
 	}
-	inner := tokenInfo{positions: body.b.Input(InputPositions, ir.Data, at.positions.Type, "")}
-	if at.segments != nil {
-		inner.segments = body.b.Input(InputSegments, ir.Data, at.segments.Type, "")
-	}
+	inner := at.inside(body.b)
 	for _, one := range s {
 		y = body.block(one, y, inner)
 	}
-	block, err := body.b.Graph(y)
+	block, err := body.b.Graph(append([]*ir.Value{y}, body.loads...)...)
 	if err != nil {
 		m.err = err
 		return x
 	}
-	return m.b.Repeat(s[0].count, block, []*ir.Value{x}, stacks, at.list())[0]
+	out := m.b.Repeat(s[0].count, block, []*ir.Value{x}, stacks, at.list())
+	for i, one := range lists.Filter(s, func(one slot) bool { return one.experts }) {
+		m.loads = append(m.loads, named(out[1+i], one.name))
+	}
+	return out[0]
 }
 
 // block is one pre-norm layer: x + attention(norm(x)), then x + mlp(norm(x)), each with a second
@@ -214,7 +254,13 @@ func (m *maker) block(s slot, x *ir.Value, at tokenInfo) *ir.Value {
 	}
 	x = m.b.Add(x, h)
 	h = m.norm(x, s.name+".norm2", ir.EmbedDim)
-	h = m.feed(s, h)
+	if s.experts {
+		var load *ir.Value
+		h, load = m.sparse(s, h, at.share)
+		m.loads = append(m.loads, load)
+	} else {
+		m.b.Tagged(ir.MLP, func() { h = m.mlp(s.name+".", h) })
+	}
 	if m.c.PostNorms {
 		h = m.norm(h, s.name+".post2", ir.EmbedDim)
 	}
@@ -275,18 +321,16 @@ func (m *maker) rotate(s slot, x, positions *ir.Value) *ir.Value {
 		m.b.Slice(x, ir.HeadDim, rotary, m.c.HeadDim))
 }
 
-// feed is the MLP: down(act(up(x))), or down(act(gate(x))·up(x)) if gated.
-func (m *maker) feed(s slot, x *ir.Value) (y *ir.Value) {
-	m.b.Tagged(ir.MLP, func() {
-		h := m.linear(x, s.name+".up")
-		if m.c.Gated {
-			h = m.b.Mul(m.activate(m.linear(x, s.name+".gate")), h)
-		} else {
-			h = m.activate(h)
-		}
-		y = m.linear(h, s.name+".down")
-	})
-	return y
+// mlp is down(act(up(x))), or down(act(gate(x))·up(x)) if gated, of the weights whose names have a
+// prefix.
+func (m *maker) mlp(prefix string, x *ir.Value) *ir.Value {
+	h := m.linear(x, prefix+"up")
+	if m.c.Gated {
+		h = m.b.Mul(m.activate(m.linear(x, prefix+"gate")), h)
+	} else {
+		h = m.activate(h)
+	}
+	return m.linear(h, prefix+"down")
 }
 
 // activate applies the activation; relu2 is the square of ReLU.

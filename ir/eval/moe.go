@@ -12,10 +12,17 @@ import (
 var expertKernels = map[string]kernel{
 	"expert_positions": expertPositions,
 	"expert_counts":    expertCounts,
-	"expert_load":      first,
-	"attach_loss":      first,
-	"dispatch":         dispatch,
-	"combine":          combine,
+	"expert_overflow": func(op *ir.Op, in, out []*Array) {
+		for _, pos := range in[0].Data {
+			if pos >= float64(op.Attrs.Int("capacity")) {
+				out[0].Data[0]++
+			}
+		}
+	},
+	"expert_load": first,
+	"attach_loss": first,
+	"dispatch":    dispatch,
+	"combine":     combine,
 }
 
 // first gives the first argument: the others matter to the gradient alone.

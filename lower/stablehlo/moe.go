@@ -18,6 +18,11 @@ func expertRules() map[string]Rule {
 			hit := w.oneHot(in[0], op.Attrs.Int("experts"), out.Elem)
 			return []Val{w.Reduce(hit, "add", 0, op.Attrs.List("over")...)}
 		},
+		"expert_overflow": func(w *Writer, op *ir.Op, in []Val) []Val {
+			room := w.Constant(in[0].Type, float64(op.Attrs.Int("capacity")))
+			over := w.Convert(w.Compare("GE", in[0], room), dtype.F32)
+			return []Val{w.Reduce(over, "add", 0, ir.Names(over.Type.Dims)...)}
+		},
 		"expert_load": func(_ *Writer, _ *ir.Op, in []Val) []Val { return in[:1] },
 		"attach_loss": func(_ *Writer, _ *ir.Op, in []Val) []Val { return in[:1] },
 		"dispatch":    dispatch,
