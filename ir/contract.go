@@ -36,10 +36,10 @@ func contractKinds() map[string]Kind {
 	}
 }
 
-// outOf lists the dimensions of a linear's result that come from the weight: dgrad sums over them.
-// wgrad sums over the rest, the dimensions of the batch.
+// outOf lists the dimensions of a linear's result that come from the weight alone: dgrad sums over
+// them. wgrad sums over the rows of x. Experts, which both have, go side by side.
 func outOf(op *Op) []string {
-	return Names(Without(op.In[1].Type.Dims, op.Attrs.List("over")...))
+	return Names(Without(op.In[1].Type.Dims, Names(op.In[0].Type.Dims)...))
 }
 
 // inferDot gives the dimensions of the first argument without the summed ones, then the dimensions
@@ -154,7 +154,7 @@ func (b *Builder) Dot(a, c *Value, over ...string) *Value {
 }
 
 // Linear multiplies x [..., in] by a weight [in, out] or [out, in], summing over the dimensions
-// that they share.
+// that they share, except for the experts [experts, ...], each of which has a weight.
 func (b *Builder) Linear(x, w *Value) *Value { return b.LinearIn(x, w, dtype.Invalid) }
 
 // LinearIn is Linear with the operands of its three GEMMs rounded to a type; sums and results keep
@@ -163,7 +163,9 @@ func (b *Builder) LinearIn(x, w *Value, operands dtype.DType) *Value {
 	if b.err != nil || x == nil || w == nil {
 		return b.one("linear", nil, x, w)
 	}
-	over := lists.Filter(w.Type.Dims, func(d Dim) bool { return x.Type.Index(d.Name) >= 0 })
+	over := lists.Filter(w.Type.Dims, func(d Dim) bool {
+		return d.Name != ExpertDim && x.Type.Index(d.Name) >= 0
+	})
 	a := map[string]any{"in": spelled(operands), "over": Names(over)}
 	return b.one("linear", attrs(a), x, w)
 }

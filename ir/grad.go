@@ -128,11 +128,12 @@ func (d *Differ) inputs(names []string) ([]*Value, error) {
 	return list, nil
 }
 
-// seed makes an input for the gradient of each result. A value that is two results gets the sum.
+// seed makes an input for the gradient of each result that is not a statistic. A value that is two
+// results gets the sum.
 func (d *Differ) seed() []string {
 	names := make([]string, len(d.fwd.Results))
 	for i, v := range d.fwd.Results {
-		if !d.needs[v] {
+		if !d.needs[v] || v.Means.Role == program.Stat {
 			continue
 		}
 		names[i] = "d." + v.Name

@@ -134,6 +134,9 @@ func loadVJP(d *Differ, op *Op, dy []*Value) []*Value {
 	counts := d.ExpertCounts(idx, bias.Dims[0].Size, Names(idx.Type.Dims)...)
 	over := d.Sub(counts, d.Scale(d.Sum(counts, RouterDim), 1/n))
 	mean := float64(idx.Type.Shape().Elements()) / n
+	for _, axis := range over.Type.Place.Axes(Partial) { // of all devices
+		mean *= float64(d.fwd.AxisSize(axis))
+	}
 	return []*Value{dy[0], nil, d.Convert(d.Scale(over, 1/mean), bias.Elem)}
 }
 

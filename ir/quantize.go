@@ -229,7 +229,7 @@ func inferBlockDW(g *Graph, op *Op) ([]Type, error) {
 // weightGrad is the gradient of a linear's weight. A quantized wgrad reads only the quantized
 // input, so that nothing wider is saved for it.
 func (d *Differ) weightGrad(op *Op, dy *Value) *Value {
-	rows := Names(Without(op.In[0].Type.Dims, op.Attrs.List("over")...))
+	rows := Names(Without(op.In[0].Type.Dims, Names(op.In[1].Type.Dims)...))
 	a := op.Attrs.With("over", rows)
 	f := Format(a.Text("wgrad"))
 	if f == "" {

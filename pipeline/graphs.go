@@ -123,6 +123,7 @@ func (gs *Graphs) means(backward *ir.Graph) {
 		switch {
 		case slices.Contains(gs.Outputs, v.Name):
 			v.As(program.Activation.For(""))
+		case v.Means.Role == program.Stat:
 		case slices.Contains(gs.Results, v.Name):
 			v.As(program.Loss.For(""))
 		default:

@@ -320,11 +320,9 @@ func WholeScaleBlocks(c *model.Facts, n, seq, chunks, tp int64) bool {
 // checkLater refuses by name what a plan can say and no program can be made of yet.
 func (p *Plan) checkLater(c *model.Facts) *diag.Error {
 	switch {
-	case c.MoE != nil || c.MLA != nil:
-		return later("MoE and MLA models cannot be sharded yet").
+	case c.MLA != nil:
+		return later("MLA models cannot be sharded yet").
 			Try("only deepwell plan and dryrun support them")
-	case p.Size(ExpertAxis) > 1:
-		return later("expert parallelism cannot be compiled yet").Try("leave ep out")
 	case p.Precision == "bf16" && p.Types.Params == dtype.F32:
 		return misfit("GEMMs in bf16 need parameters in bf16").
 			Try(`"types": {"params": "bf16"}, or leave precision out`)

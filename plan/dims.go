@@ -20,6 +20,7 @@ var dimAxes = []dimSharding{
 	{dim: ir.KVHeads, axes: []string{TensorAxis}},
 	{dim: ir.MLPDim, axes: []string{TensorAxis}},
 	{dim: ir.Vocab, axes: []string{TensorAxis}},
+	{dim: ir.ExpertDim, axes: []string{ExpertAxis}},
 }
 
 type dimSharding struct {

@@ -48,7 +48,9 @@ func LayoutOf(name string, whole ir.Type, p *plan.Plan) Layout {
 		}
 	}
 	l.Compute = t
-	shards := p.Shards()
+	shards := slices.DeleteFunc(p.Shards(), func(a ir.Axis) bool { // ep has its own experts
+		return t.Place.On(a.Name) != ""
+	})
 	if at := shardDim(t, plan.DevicesAlong(shards), max(p.Block(), 1)); at >= 0 {
 		if t.Dims[0].Name == ir.Layer { // a table's rows stay first: they are looked up
 			end := at + 1

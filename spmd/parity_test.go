@@ -148,8 +148,14 @@ func lossAndGradientsBy(run runner, g *ir.Graph, whole map[string]*eval.Array, o
 	if got["loss"], err = assemble(g.Mesh, nil, joint.Results[0].Type, out[0]); err != nil {
 		return nil, err
 	}
+	for i, v := range joint.Results[1:len(g.Results)] { // statistics, of all devices
+		if got[v.Name], err = assemble(g.Mesh, v.Type.Dims, v.Type, out[1+i]); err != nil {
+			return nil, fmt.Errorf("%s: %w", v.Name, err)
+		}
+	}
 	for i, v := range gr.Wrt {
-		got[v.Name], err = assemble(g.Mesh, whole[v.Name].Type.Dims, joint.Results[1+i].Type, out[1+i])
+		k := len(g.Results) + i
+		got[v.Name], err = assemble(g.Mesh, whole[v.Name].Type.Dims, joint.Results[k].Type, out[k])
 		if err != nil {
 			return nil, fmt.Errorf("%s: %w", v.Name, err)
 		}

@@ -53,6 +53,11 @@ func Shard(loss *ir.Graph, p *plan.Plan) (*Sharding, error) {
 	}
 	var err error
 	sh.Graph, err = s.Graph(out...)
+	named := lists.Filter(loss.Results, func(v *ir.Value) bool { return v.Means.Role != "" })
+	for i, v := range named { // statistics, behind the loss or the activation
+		x := out[len(out)-len(named)+i]
+		x.Name, x.Means = v.Name, v.Means
+	}
 	return sh, err
 }
 
@@ -288,6 +293,8 @@ func (s *sharder) op(op *ir.Op, in []*ir.Value) ([]*ir.Value, error) {
 		"iota": // any placement will do
 	case "attention":
 		return s.attend(op, in), nil
+	case "expert_positions", "expert_overflow", "expert_load", "attach_loss", "dispatch", "combine":
+		return s.routed(op, in), nil
 	// With a sharded vocabulary the loss is computed on shards of the logits [B, S, V/tp]: maximum and
 	// sum are reduced over tp. Padded columns do not count.
 	case "cross_entropy":
@@ -314,8 +321,8 @@ func (s *sharder) allReduced(in []*ir.Value) []*ir.Value {
 // product with one replicated factor). Else they are reduced, scattered if another argument is
 // sharded. Then replicated arguments are sliced like the sharded ones.
 func (s *sharder) alike(kind string, in []*ir.Value) []*ir.Value {
-	out := slices.Clone(in)
-	same := s.sameTerms(in)
+	out := s.atExperts(in)
+	same := s.sameTerms(out)
 	for _, a := range s.mesh {
 		terms, sharded := 0, ""
 		for _, v := range out {
@@ -372,6 +379,7 @@ func (s *sharder) sameTerms(in []*ir.Value) bool {
 // or on neither. If an axis shards different dimensions of the two, the activation is gathered and
 // the weight stays: Megatron's column-parallel layer.
 func (s *sharder) factors(kind string, in []*ir.Value) []*ir.Value {
+	in = s.atExperts(in)
 	x, y := s.reduced(in[0]), s.reduced(in[1])
 	for _, a := range s.mesh {
 		has, other := x.Type.Place.On(a.Name), y.Type.Place.On(a.Name)

@@ -14,7 +14,8 @@ import (
 // after the last one.
 type Stage struct {
 	// Graph takes the previous stage's activation (named [Hidden]), data and parameters, and gives the
-	// next stage's activation; the last stage gives the loss. Stacks have only the stage's layers.
+	// next stage's activation; the last stage gives the loss. Behind it come the statistics of the
+	// stage's layers. Stacks have only the stage's layers.
 	Graph *ir.Graph
 	// Layers gives, by the name of a stacked parameter, the stage's layers in the model: [from, to).
 	Layers map[string][2]int64
@@ -62,7 +63,7 @@ func Stages(loss *ir.Graph, counts []int64) ([]*Stage, error) {
 		}
 		c.splitLoop(op.Loop())
 	}
-	c.finish(c.uses(loss.Results)...)
+	c.finish(c.use(loss.Results[0]))
 	return c.stages, c.err
 }
 
@@ -83,6 +84,7 @@ type stageSplitter struct {
 	stages []*Stage
 	b      *ir.Rewriter // builds the current stage
 	stage  *Stage
+	stats  []*ir.Value // of the loops of the current stage
 	err    error
 }
 
@@ -118,9 +120,9 @@ func (c *stageSplitter) copy(op *ir.Op, a ir.Attrs, body *ir.Graph, in []*ir.Val
 // splitLoop distributes the iterations of a loop over the stages. The loop must carry exactly one
 // value, the hidden activation.
 func (c *stageSplitter) splitLoop(l ir.Loop) {
-	if len(l.Carries) != 1 || len(l.Out) != 1 {
-		c.err = diag.New(diag.GraphInvalid, "a loop over layers carries %d values, not 1", len(l.Out)).
-			At("graph %s", c.loss.Name)
+	if len(l.Carries) != 1 {
+		c.err = diag.New(diag.GraphInvalid, "a loop over layers carries %d values, not 1",
+			len(l.Carries)).At("graph %s", c.loss.Name)
 	}
 	hidden := l.In[0]
 	for from := int64(0); from < l.N && c.err == nil; {
@@ -138,6 +140,12 @@ func (c *stageSplitter) splitLoop(l ir.Loop) {
 			a = a.With("first", first)
 		}
 		c.copy(l.Op, a, l.Body.Clone(), in)
+		for _, v := range l.Out[1:] { // what a loop stacks up is a result of the loss
+			if x := c.b.Replacement[v]; x != nil {
+				x.Name, x.Means = v.Name, v.Means
+				c.stats = append(c.stats, x)
+			}
+		}
 		hidden = l.Out[0]
 		from, c.left[0] = from+take, c.left[0]-take
 	}
@@ -160,10 +168,11 @@ func (c *stageSplitter) nextStage(v *ir.Value) {
 	c.b.Replacement[v] = c.b.Input(Hidden, ir.Data, v.Type, "")
 }
 
-func (c *stageSplitter) finish(results ...*ir.Value) {
+// finish closes a stage with its result, and the statistics of its loops.
+func (c *stageSplitter) finish(result *ir.Value) {
 	if c.err != nil {
 		return
 	}
-	c.stage.Graph, c.err = c.b.Graph(results...)
-	c.stages = append(c.stages, c.stage)
+	c.stage.Graph, c.err = c.b.Graph(append([]*ir.Value{result}, c.stats...)...)
+	c.stages, c.stats = append(c.stages, c.stage), nil
 }

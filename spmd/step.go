@@ -9,7 +9,7 @@ import (
 	"github.com/deepwell/deepwell/program"
 )
 
-// Loss is the result of a gradient graph that has the loss, and the only result of Evaluate.
+// Loss is the result of a gradient graph, and of Evaluate, that has the loss.
 const Loss = "loss"
 
 // Options describe a training step.
@@ -49,7 +49,7 @@ type Step struct {
 	Gradient *ir.Graph
 	// Accumulate is Gradient plus gradients that it takes as arguments; nil for one microbatch a step.
 	Accumulate *ir.Graph
-	// Evaluate gives the loss alone.
+	// Evaluate gives the loss, and the loss's statistics.
 	Evaluate *ir.Graph
 	// Stats describes the elements of the statistics that Gradient and Accumulate report.
 	Stats []ir.Stat
@@ -64,8 +64,8 @@ type Step struct {
 	quant    *QuantizedCopies
 }
 
-// NewStep builds the graphs of forward and backward pass of a loss, the only result of its graph. w
-// collects the quantized copies that they take of parameters.
+// NewStep builds the graphs of forward and backward pass of a loss, the first result of its graph;
+// others are statistics. w collects the quantized copies that they take of parameters.
 func NewStep(loss *ir.Graph, o Options, w *QuantizedCopies) (*Step, error) {
 	// Outside a loop, forward and backward are in one program: XLA's CSE would merge a recomputed
 	// embedding or head with the first computation and keep it.
@@ -155,11 +155,11 @@ func (s *Step) gradient(gr *ir.Gradient, onto bool) (*ir.Graph, error) {
 	if onto {
 		g.Name = "accumulate"
 	}
-	results := g.Results
+	results, stated := g.Results, len(gr.Seeds) // the loss and statistics, then gradients
 	b := ir.ExtendGraph(g)
 	out := []*ir.Value{results[0]}
 	for i, p := range s.Params {
-		v := results[1+i]
+		v := results[stated+i]
 		if s.sharding != nil {
 			v = s.sharding.Scatter(b, p.Name, v)
 		}
@@ -177,7 +177,8 @@ func (s *Step) gradient(gr *ir.Gradient, onto bool) (*ir.Graph, error) {
 		}
 		out = append(out, v)
 	}
-	if g, err = b.Graph(append(slices.Clone(out), results[own:]...)...); err != nil {
+	all := slices.Concat(out, results[1:stated], results[own:])
+	if g, err = b.Graph(all...); err != nil {
 		return nil, err
 	}
 	out[0].Name, out[0].Means = Loss, program.Loss.For("")

@@ -1,0 +1,122 @@
+package spmd
+
+import (
+	"slices"
+
+	"github.com/deepwell/deepwell/internal/lists"
+	"github.com/deepwell/deepwell/ir"
+	"github.com/deepwell/deepwell/plan"
+)
+
+// routed rebuilds the operations that bring tokens to experts and back. A device dispatches the
+// tokens that it has: shards of the batch and of the sequence become shards of slots. Tensor
+// parallelism shards the experts' MLPs, and every device of its axis dispatches all their tokens.
+func (s *sharder) routed(op *ir.Op, in []*ir.Value) []*ir.Value {
+	a := op.Attrs
+	if op.Kind != "combine" { // which is linear in terms of sums
+		in = s.allReduced(in)
+	} else {
+		in = append([]*ir.Value{in[0]}, s.allReduced(in[1:])...)
+	}
+	switch op.Kind {
+	case "expert_positions":
+		if !a.Bool("local") {
+			return s.inOrder(op, in[0])
+		}
+		in = s.whole(in) // slots are counted where rows are dispatched
+	case "expert_load":
+		in[1] = s.conform(in[1], in[0].Type.Place)
+	case "dispatch":
+		in = s.whole(in)
+		a = a.With("capacity", s.room(a.Int("capacity"), in[1].Type))
+	case "expert_overflow":
+		in = s.whole(in)
+		a = a.With("capacity", s.room(a.Int("capacity"), in[0].Type))
+	case "combine":
+		in = append([]*ir.Value{s.atTokens(in[0])}, s.whole(in[1:])...)
+	}
+	return s.CopyWith(op, a, nil, in...)
+}
+
+// whole gathers what sequence parallelism shards along the axis of tensor parallelism.
+func (s *sharder) whole(in []*ir.Value) []*ir.Value {
+	return lists.Map(in, func(v *ir.Value) *ir.Value {
+		if v.Type.Place.On(plan.TensorAxis) == "" {
+			return v
+		}
+		return s.gather(v, plan.TensorAxis)
+	})
+}
+
+// room is a device's part of the slots of an expert, for the tokens that it has.
+func (s *sharder) room(slots int64, choices ir.Type) int64 {
+	n := int64(1)
+	for _, share := range choices.Place {
+		size, _ := ir.Along(s.mesh, share.Axis)
+		n *= size
+	}
+	return (slots + n - 1) / n
+}
+
+// atExperts brings rows to the devices that have their experts, if another argument has different
+// experts on each: an all-to-all turns shards of slots into shards of experts.
+func (s *sharder) atExperts(in []*ir.Value) []*ir.Value {
+	const ep = plan.ExpertAxis
+	if !slices.ContainsFunc(in, func(v *ir.Value) bool { return v.Type.Place.On(ep) == ir.ExpertDim }) {
+		return slices.Clone(in)
+	}
+	return lists.Map(in, func(v *ir.Value) *ir.Value {
+		if v.Type.Place.On(ep) != ir.Slots {
+			return v
+		}
+		return s.once(v, "to experts", func() *ir.Value {
+			return s.AllToAll(v, ep, ir.Slots, ir.ExpertDim)
+		})
+	})
+}
+
+// atTokens brings the rows of experts back to the devices that have their tokens.
+func (s *sharder) atTokens(v *ir.Value) *ir.Value {
+	const ep = plan.ExpertAxis
+	if v.Type.Place.On(ep) != ir.ExpertDim {
+		return v
+	}
+	return s.AllToAll(v, ep, ir.ExpertDim, ir.Slots)
+}
+
+// inOrder counts positions of choices in whole sequences, in the order of tokens, whatever device
+// has them: an expert's capacity then drops the same tokens under every plan. The choices are
+// gathered, which are few, and every device keeps its own positions.
+func (s *sharder) inOrder(op *ir.Op, idx *ir.Value) []*ir.Value {
+	place := idx.Type.Place
+	for _, a := range slices.Backward(s.mesh) { // the innermost shards first
+		if place.On(a.Name) == ir.Seq {
+			idx = s.gather(idx, a.Name)
+		}
+	}
+	sorted := s.plan.Size(plan.ContextAxis) > 1 && s.plan.CP.Balance
+	if sorted {
+		idx = s.permuted(idx, false)
+	}
+	pos := s.CopyWith(op, op.Attrs, nil, idx)[0]
+	if sorted {
+		pos = s.permuted(pos, true)
+	}
+	return []*ir.Value{s.conform(pos, place)}
+}
+
+// permuted brings the chunks of a sequence from the order of devices to the order of tokens, or
+// back.
+func (s *sharder) permuted(v *ir.Value, back bool) *ir.Value {
+	order := chunks(s.plan) // of each place, the chunk that devices have there
+	each := v.Type.Size(ir.Seq) / int64(len(order))
+	parts := make([]*ir.Value, len(order))
+	for i, c := range order {
+		from, to := int64(i), c
+		if back {
+			from, to = c, int64(i)
+		}
+		parts[to] = s.Slice(v, ir.Seq, from*each, (from+1)*each)
+	}
+	return s.Concat(ir.Seq, parts...)
+}
