@@ -133,9 +133,9 @@ func TestPresetsAreWhole(t *testing.T) {
 		}
 		_, err := p.Config.Graph(model.Shape{Batch: 1, Seq: 1024, Elem: dtype.BF16})
 		switch {
-		case p.Config.MoE == nil && err != nil:
+		case p.Config.MLA == nil && err != nil:
 			t.Errorf("%s: %v", p.Name, err)
-		case p.Config.MoE != nil && (err == nil || diag.From(err).Code != diag.NotSupported):
+		case p.Config.MLA != nil && (err == nil || diag.From(err).Code != diag.NotSupported):
 			t.Errorf("%s has a graph, or no reason for none: %v", p.Name, err)
 		}
 	}

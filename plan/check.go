@@ -2,6 +2,7 @@ package plan
 
 import (
 	"fmt"
+	"math"
 	"strings"
 
 	"github.com/deepwell/deepwell/diag"
@@ -17,8 +18,8 @@ import (
 func (p *Plan) Check(m model.Model) error {
 	c := m.Facts()
 	for _, check := range []func(*model.Facts) *diag.Error{
-		p.checkValues, p.checkOrder, p.checkDevices, p.checkLater, p.checkRows, p.checkTensor,
-		p.checkContext, p.checkStages, p.checkScaleBlocks,
+		p.checkValues, p.checkOrder, p.checkDevices, p.checkLater, p.checkExperts, p.checkRows,
+		p.checkTensor, p.checkContext, p.checkStages, p.checkScaleBlocks,
 	} {
 		if err := check(&c); err != nil {
 			return err
@@ -122,6 +123,9 @@ func (p *Plan) checkRows(*model.Facts) *diag.Error {
 	halves := ""
 	if p.TP.Overlap {
 		halves = " × 2 halves"
+	}
+	if n := p.Size(ExpertAxis); n > 1 {
+		halves = fmt.Sprintf(" × ep %d", n) + halves
 	}
 	return misfit("a batch of %d sequences does not divide into %d microbatches × dp %d × fsdp %d%s",
 		p.Batch, p.Microbatches, p.Size(DataAxis), p.Size(FSDPAxis), halves).
@@ -315,6 +319,28 @@ func (p *Plan) checkScaleBlocks(c *model.Facts) *diag.Error {
 // of n elements: its chunk of a sequence (wgrad) and its shard of the MLP.
 func WholeScaleBlocks(c *model.Facts, n, seq, chunks, tp int64) bool {
 	return seq/chunks%n == 0 && c.MLP/tp%n == 0
+}
+
+// checkExperts holds experts to whole shards.
+func (p *Plan) checkExperts(c *model.Facts) *diag.Error {
+	switch ep := p.Size(ExpertAxis); {
+	case ep > 1 && c.MoE == nil:
+		return misfit("ep %d shards experts, and the model has none", ep).At("plan ep").
+			Try("leave ep out, or make it dp or fsdp")
+	case ep > 1 && c.MoE.Experts%ep != 0:
+		return misfit("%d experts cannot be sharded over ep %d", c.MoE.Experts, ep).At("plan ep").
+			Try("ep a divisor of %d", c.MoE.Experts)
+	case len(p.Slots) > 0 && c.MoE == nil:
+		return misfit("slots are for experts, and the model has none").At("plan slots").
+			Try("leave slots out")
+	}
+	for i, x := range p.Slots {
+		if !(x >= 1) || math.IsInf(x, 0) || i > 0 && x <= p.Slots[i-1] {
+			return misfit("slots are %v, not growing numbers from 1 on", p.Slots).At("plan slots").
+				Try(`"slots": [1.25, 2, 4]`)
+		}
+	}
+	return nil
 }
 
 // checkLater refuses by name what a plan can say and no program can be made of yet.

@@ -69,6 +69,7 @@ func (r reader) fields(p *Plan) []field {
 		r.word("precision", &p.Precision, precisions),
 		{Name: "recompute", Read: func() { p.Recompute = r.recompute() }},
 		r.count("seq", &p.Seq),
+		{Name: "slots", Read: func() { p.Slots = r.numbers() }},
 		r.axis("tp", &p.TP.Size, r.flag("overlap", &p.TP.Overlap),
 			r.flag("sequence", &p.TP.Sequence)),
 		{Name: "types", Read: func() {
@@ -124,6 +125,21 @@ func (r reader) recompute() []ir.Tag {
 		words := r.AsWords(t, `"none", "full" or a list of `+strings.Join(recompute, ", "), recompute)
 		return lists.Map(words, func(s string) ir.Tag { return ir.Tag(s) })
 	}
+}
+
+// numbers reads a list of numbers; [Plan.Check] holds them to growing ones.
+func (r reader) numbers() (list []float64) {
+	const want = "a list of numbers from 1 on, such as [1.25, 2]"
+	r.List(want, func(int) {
+		t := r.Next()
+		n, _ := t.(json.Number)
+		x, err := n.Float64()
+		if err != nil || !(x >= 1) {
+			r.Wrong(t, "a number from 1 on")
+		}
+		list = append(list, x)
+	})
+	return list
 }
 
 // maxCount bounds sizes and the number of devices, so that the product of two fits an int64.

@@ -43,7 +43,11 @@ type Plan struct {
 	TP   TP    `json:"tp,omitzero"`
 	CP   CP    `json:"cp,omitzero"`
 	PP   PP    `json:"pp,omitzero"`
-	EP   int64 `json:"ep,omitzero"` // expert parallelism; no programs yet
+	EP   int64 `json:"ep,omitzero"` // expert parallelism, and data parallelism of the rest
+	// Slots is how many rows an expert has room for, in parts of its mean load: a step is computed
+	// with the first number, and again with the next if an expert has more. Memory is planned for the
+	// last. Empty means [DefaultSlots].
+	Slots []float64 `json:"slots,omitempty"`
 
 	// Recompute lists the parts of a block that the backward pass recomputes (activation
 	// checkpointing). The file may also say "none" or "full".
@@ -64,6 +68,18 @@ type Plan struct {
 	// Order lists the axes from the outermost, whose devices are farthest apart, to the innermost,
 	// whose devices are neighbours on NVLink.
 	Order []string `json:"order,omitempty"`
+}
+
+// DefaultSlots are the slots of a plan that does not say. Trained routers stay within 1.3 times the
+// mean (DeepSeek-V3 balances each sequence); early in a run four times is common.
+func DefaultSlots() []float64 { return []float64{1.5, 4} }
+
+// ExpertSlots are the plan's slots, or the default ones; a nil plan has these.
+func (p *Plan) ExpertSlots() []float64 {
+	if p == nil || len(p.Slots) == 0 {
+		return DefaultSlots()
+	}
+	return p.Slots
 }
 
 // FSDP shards the batch and, with it, optimizer state (Zero 1), gradients (2) and parameters (3;

@@ -89,10 +89,9 @@ func (s *sharder) atTokens(v *ir.Value) *ir.Value {
 // gathered, which are few, and every device keeps its own positions.
 func (s *sharder) inOrder(op *ir.Op, idx *ir.Value) []*ir.Value {
 	place := idx.Type.Place
-	for _, a := range slices.Backward(s.mesh) { // the innermost shards first
-		if place.On(a.Name) == ir.Seq {
-			idx = s.gather(idx, a.Name)
-		}
+	axes := place.Axes(ir.Seq) // sequence parallelism (tp) shards what cp and cp_inner leave a device
+	for _, axis := range slices.Backward(axes) {
+		idx = s.gather(idx, axis)
 	}
 	sorted := s.plan.Size(plan.ContextAxis) > 1 && s.plan.CP.Balance
 	if sorted {
@@ -102,7 +101,10 @@ func (s *sharder) inOrder(op *ir.Op, idx *ir.Value) []*ir.Value {
 	if sorted {
 		pos = s.permuted(pos, true)
 	}
-	return []*ir.Value{s.conform(pos, place)}
+	for _, axis := range axes {
+		pos = s.shardSlice(pos, axis, ir.Seq)
+	}
+	return []*ir.Value{pos}
 }
 
 // permuted brings the chunks of a sequence from the order of devices to the order of tokens, or
