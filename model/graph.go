@@ -70,6 +70,9 @@ func (c *Config) build(s Shape, loss bool) (*ir.Graph, error) {
 		return nil, err
 	}
 	switch {
+	case c.MoE != nil && c.MoE.Sinks, c.WideQKNorm, c.ClipQKV > 0:
+		return nil, diag.New(diag.NotSupported, "models of type %s can be counted, but not built yet",
+			c.Arch)
 	case s.Experts.Slots < 0 || s.Experts.Capacity < 0:
 		return nil, bad("experts with %v slots and a capacity factor of %v", s.Experts.Slots,
 			s.Experts.Capacity)

@@ -133,10 +133,10 @@ func TestPresetsAreWhole(t *testing.T) {
 		}
 		_, err := p.Config.Graph(model.Shape{Batch: 1, Seq: 1024, Elem: dtype.BF16})
 		switch {
-		case p.Config.MLA == nil && err != nil:
+		case err != nil && diag.From(err).Code != diag.NotSupported:
 			t.Errorf("%s: %v", p.Name, err)
-		case p.Config.MLA != nil && (err == nil || diag.From(err).Code != diag.NotSupported):
-			t.Errorf("%s has a graph, or no reason for none: %v", p.Name, err)
+		case err != nil:
+			t.Logf("%s: %v", p.Name, err)
 		}
 	}
 }

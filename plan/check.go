@@ -346,9 +346,6 @@ func (p *Plan) checkExperts(c *model.Facts) *diag.Error {
 // checkLater refuses by name what a plan can say and no program can be made of yet.
 func (p *Plan) checkLater(c *model.Facts) *diag.Error {
 	switch {
-	case c.MLA != nil:
-		return later("MLA models cannot be sharded yet").
-			Try("only deepwell plan and dryrun support them")
 	case p.Precision == "bf16" && p.Types.Params == dtype.F32:
 		return misfit("GEMMs in bf16 need parameters in bf16").
 			Try(`"types": {"params": "bf16"}, or leave precision out`)
