@@ -152,6 +152,8 @@ var grown = map[string]string{
 	"exported ir":            "0010: tags, roles and the dimensions that attention names are words of a language",
 	"files cmd/deepwell":     "0010: one file for each command",
 	"files ir":               "0010: one file for each group of operations, and one for each rewriting",
+	"exported model":         "0010: parts of a model, and inputs and statistics of its graph, are words",
+	"files model":            "0010: one file for each kind of layer, and one for each way to a configuration",
 	"files train":            "0010: one file for each thing that a run does beside a step",
 	"files replay":           "0010: one file for each kind of rule, and one for each part of the runner",
 	"exported spmd":          "0010: names by which graphs meet",

@@ -130,8 +130,8 @@ func (m *maker) drop(chosen *ir.Value) *ir.Value {
 	return b.Select(b.Compare("lt", place, b.Fill(t, room)), chosen, b.Fill(t, -1))
 }
 
-// slots is how many an expert has for the tokens of the batch: Slots times its mean load, and no more than
-// there are tokens, which choose an expert once.
+// slots is how many an expert has for the tokens of the batch: Slots times its mean load, and no
+// more than there are tokens, which choose an expert once.
 func (m *maker) slots() int64 {
 	e, tokens := m.c.MoE, m.rows[0].Size*m.rows[1].Size
 	if m.experts.Slots <= 0 {

@@ -46,7 +46,7 @@ type Plan struct {
 	EP   int64 `json:"ep,omitzero"` // expert parallelism, and data parallelism of the rest
 	// Slots is how many rows an expert has room for, in parts of its mean load: a step is computed
 	// with the first number, and again with the next if an expert has more. Memory is planned for the
-	// last. Empty means [DefaultSlots].
+	// last. Empty means 1.5 and 4: see [Plan.ExpertSlots].
 	Slots []float64 `json:"slots,omitempty"`
 
 	// Recompute lists the parts of a block that the backward pass recomputes (activation
@@ -70,14 +70,11 @@ type Plan struct {
 	Order []string `json:"order,omitempty"`
 }
 
-// DefaultSlots are the slots of a plan that does not say. Trained routers stay within 1.3 times the
-// mean (DeepSeek-V3 balances each sequence); early in a run four times is common.
-func DefaultSlots() []float64 { return []float64{1.5, 4} }
-
-// ExpertSlots are the plan's slots, or the default ones; a nil plan has these.
+// ExpertSlots are the plan's slots. The default, also of a nil plan, is 1.5 and 4: trained routers
+// stay within 1.3 times the mean, and early in a run four times is common.
 func (p *Plan) ExpertSlots() []float64 {
 	if p == nil || len(p.Slots) == 0 {
-		return DefaultSlots()
+		return []float64{1.5, 4}
 	}
 	return p.Slots
 }

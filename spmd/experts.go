@@ -62,7 +62,9 @@ func (s *sharder) room(slots int64, choices ir.Type) int64 {
 // experts on each: an all-to-all turns shards of slots into shards of experts.
 func (s *sharder) atExperts(in []*ir.Value) []*ir.Value {
 	const ep = plan.ExpertAxis
-	if !slices.ContainsFunc(in, func(v *ir.Value) bool { return v.Type.Place.On(ep) == ir.ExpertDim }) {
+	if !slices.ContainsFunc(in, func(v *ir.Value) bool {
+		return v.Type.Place.On(ep) == ir.ExpertDim
+	}) {
 		return slices.Clone(in)
 	}
 	return lists.Map(in, func(v *ir.Value) *ir.Value {
