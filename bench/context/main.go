@@ -1,6 +1,6 @@
-// Command context compiles the example plans with context parallelism for B200 and GB300, and holds
-// the peak of memory to the dry run's and attention to cuDNN. With -published it instead holds plans
-// for long sequences to rates that others published. No GPU is used.
+// Command context compiles the example plans with context parallelism for B200 and GB300, and
+// holds the memory's peak to the dry run's and attention to cuDNN. With -published it holds plans
+// for long sequences to rates that others published instead. No GPU is used.
 package main
 
 import (
@@ -56,7 +56,8 @@ func compiled(ctx context.Context, env *deepwell.Env, w io.Writer, dir string) e
 		return err
 	}
 	defer func() { _ = os.RemoveAll(scratch) }()
-	fmt.Fprintln(w, "plan\tGPU\tcp\tcompiled, GiB\tdry run, GiB\tdry run / compiled\tcuDNN's calls\tplain")
+	fmt.Fprintln(w, "plan\tGPU\tcp\tcompiled, GiB\tdry run, GiB\tdry run / compiled\t"+
+		"cuDNN's calls\tplain")
 	for _, file := range files {
 		text, err := os.ReadFile(file)
 		if err != nil {

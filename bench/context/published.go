@@ -27,8 +27,8 @@ type long struct {
 	square bool
 }
 
-// llama is the stage of 131,072 tokens of Llama 3 (Grattafiori et al., 2024, table 4), which does not
-// say how attention is counted: it is held to both.
+// llama is the stage of 131,072 tokens of Llama 3 (Grattafiori et al., 2024, table 4), which does
+// not say how attention is counted: it is held to both.
 func llama(square bool) long {
 	return long{name: "llama3", model: "llama3.1-405b", gpu: "h100", precision: "bf16",
 		kind: "gather", gpus: 16384, seq: 131072, batch: 128, tp: 8, cp: 16, pp: 16, tflops: 380,
