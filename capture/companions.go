@@ -157,7 +157,11 @@ func configOf(c *model.Config, source []byte, t dtype.DType) ([]byte, error) {
 		}
 		out["architectures"] = ours["architectures"]
 	}
-	delete(out, "auto_map") // code that is not copied
+	delete(out, "auto_map")            // code that is not copied
+	delete(out, "quantization_config") // weights are written without scales
+	if out[mtpKey] != nil {
+		out[mtpKey] = json.RawMessage("0") // such layers are not taken
+	}
 	setDType(out, t)
 	return strictjson.Encode(out)
 }

@@ -123,6 +123,7 @@ func (s *Summary) checkpoint(line func(string, ...string)) {
 		strings.Join(types, ", "))
 	line("missing", some(f.Missing))
 	line("unused", some(f.Unused))
+	line("MTP, not taken", some(f.MTP))
 	line("left over", some(f.Leftover))
 	bad := lists.Map(f.NotFinite, func(d Damaged) string {
 		return fmt.Sprintf("%s of %s", human.Count(d.Elements, "number"), d.Tensor)

@@ -6,6 +6,7 @@ import (
 	"maps"
 	"path/filepath"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/deepwell/deepwell/diag"
@@ -228,6 +229,9 @@ type Contents struct {
 	// Unused lists tensors that no parameter is made of and that are known to be of no use: angles
 	// of rotary positions, masks, and an output layer that is the table of tokens.
 	Unused []string `json:"unused,omitempty"`
+	// MTP lists tensors of layers behind the last, which predict further tokens (DeepSeek-V3's
+	// multi-token prediction). They are not part of the model that is trained.
+	MTP []string `json:"mtp,omitempty"`
 	// Leftover lists all others.
 	Leftover []string `json:"leftover,omitempty"`
 	// Scanned says that the numbers were looked at, and NotFinite which tensors hold some that are
@@ -243,7 +247,7 @@ func (m *Model) Contents() *Contents {
 	}
 	c := &Contents{Tensors: len(m.tensors), Bytes: m.size, Missing: slices.Clone(m.Missing)}
 	s := m.sort()
-	c.Unused, c.Leftover = s.unused, slices.Concat(s.beside, s.left)
+	c.Unused, c.MTP, c.Leftover = s.unused, s.mtp, slices.Concat(s.beside, s.left)
 	if m.weights == nil {
 		return c
 	}
@@ -277,6 +281,7 @@ func (c *Contents) DType() string {
 // sorted are the tensors that no parameter is made of.
 type sorted struct {
 	unused []string // known to be of no use
+	mtp    []string // of layers behind the last
 	beside []string // beside a tensor that is used, in the same layer
 	left   []string
 }
@@ -298,6 +303,8 @@ func (m *Model) sort() sorted {
 		case used[name] || len(used) == 0:
 		case m.useless(name):
 			s.unused = append(s.unused, name)
+		case m.furtherLayer(name):
+			s.mtp = append(s.mtp, name)
 		case layers[owner(name)]:
 			s.beside = append(s.beside, name)
 		default:
@@ -313,6 +320,18 @@ func owner(tensor string) string {
 		return tensor[:i]
 	}
 	return ""
+}
+
+// mtpKey is config.json's key of layers that predict further tokens.
+const mtpKey = "num_nextn_predict_layers"
+
+// furtherLayer reports whether a tensor belongs to a layer that predicts further tokens: it is
+// numbered as if it came behind the last.
+func (m *Model) furtherLayer(name string) bool {
+	_, rest, ok := strings.Cut(name, "layers.")
+	number, _, _ := strings.Cut(rest, ".")
+	layer, err := strconv.ParseInt(number, 10, 64)
+	return ok && err == nil && m.Config.Arch == "deepseek_v3" && layer >= m.Config.Layers
 }
 
 // useless knows tensors that older versions of transformers saved and newer ones skip.

@@ -2,6 +2,7 @@ package capture
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
 	"io"
 	"math"
@@ -482,5 +483,108 @@ func TestNotFinite(t *testing.T) {
 	}
 	if failed != 2 {
 		t.Errorf("%d parameters are refused", failed)
+	}
+}
+
+// Weights with scales, as DeepSeek-V3 and gpt-oss are published, are read as transformers does: the
+// same bits, whole, by blocks of any size, and layer by layer.
+func TestScaledWeights(t *testing.T) {
+	for _, name := range []string{"fp8", "mxfp4"} {
+		dir := filepath.Join("testdata", name)
+		m := mustOpen(t, dir, Options{})
+		if err := m.Check(); err != nil {
+			t.Fatal(err)
+		}
+		if c := m.Contents(); len(c.Unused)+len(c.Leftover) > 0 {
+			t.Errorf("%s: unused %q, left over %q", name, c.Unused, c.Leftover)
+		}
+		if n := len(m.Contents().MTP); (n == 2) != (name == "fp8") {
+			t.Errorf("%s: %d tensors of MTP layers", name, n)
+		}
+		want, err := safetensors.Open(filepath.Join(dir, "expected.safetensors"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = want.Close() })
+		tensors := map[string][]float32{}
+		for _, p := range m.Config.Params() {
+			whole := make([]float32, p.Size())
+			if err := m.Read(&p, whole); err != nil {
+				t.Fatal(err)
+			}
+			for _, size := range []int64{1, 50, 333} {
+				again := make([]float32, p.Size())
+				if err := m.read(&p, again, size); err != nil {
+					t.Fatal(err)
+				}
+				if !slices.Equal(again, whole) {
+					t.Errorf("%s: %s differs by %d elements at a time", name, p.Name, size)
+				}
+			}
+			for i, one := range p.Layers() {
+				layer := make([]float32, one.Size())
+				if err := m.Read(&one, layer); err != nil {
+					t.Fatal(err)
+				}
+				if !slices.Equal(layer, whole[int64(i)*one.Size():][:one.Size()]) {
+					t.Errorf("%s: %s differs from its layer of the stack", name, one.Name)
+				}
+			}
+			for k, tensor := range p.Tensors() {
+				if tensors[tensor] == nil {
+					tensors[tensor] = make([]float32, dtype.Shape{Dims: p.Shape}.Elements())
+				}
+				if err := model.Put(&p, k, tensors[tensor], whole); err != nil {
+					t.Fatal(err)
+				}
+			}
+		}
+		for _, tensor := range want.Names() {
+			x, err := want.Tensor(tensor)
+			if err != nil {
+				t.Fatal(err)
+			}
+			bytes, err := x.Bytes()
+			if err != nil {
+				t.Fatal(err)
+			}
+			numbers := make([]float32, x.Shape().Elements())
+			x.Shape().Type.Decode(numbers, bytes)
+			if !slices.Equal(tensors[tensor], numbers) {
+				t.Errorf("%s: %s differs", name, tensor)
+			}
+		}
+		sameExport(t, m)
+		if len(tensors) != len(want.Names()) {
+			t.Errorf("%s: %d tensors, not %d", name, len(tensors), len(want.Names()))
+		}
+	}
+}
+
+// sameExport exports a model, whose config.json is then one of plain weights, and reads it back.
+func sameExport(t *testing.T, m *Model) {
+	t.Helper()
+	out := filepath.Join(t.TempDir(), "out")
+	source, _ := m.Source()
+	if _, err := Export(out, m.Config, ExportOptions{Config: source}, m.Read); err != nil {
+		t.Fatal(err)
+	}
+	text, err := os.ReadFile(filepath.Join(out, configName))
+	if err != nil || strings.Contains(string(text), "quantization_config") ||
+		strings.Contains(string(text), `"num_nextn_predict_layers": 1`) {
+		t.Errorf("%v: %s", err, text)
+	}
+	back := mustOpen(t, out, Options{})
+	if err := back.Check(); err != nil {
+		t.Fatal(err)
+	}
+	for _, p := range m.Config.Params() {
+		want, got := make([]float32, p.Size()), make([]float32, p.Size())
+		if err := errors.Join(m.Read(&p, want), back.Read(&p, got)); err != nil {
+			t.Fatal(err)
+		}
+		if !slices.Equal(got, want) {
+			t.Errorf("%s differs after an export", p.Name)
+		}
 	}
 }
