@@ -52,8 +52,7 @@ type Rule struct {
 // TransformerEngine quantizes none of them either.
 var always = []string{"embed", "norm", "router", "head"}
 
-// tagged maps linear layers to recompute tags. MoE and MLA models cannot be built yet; their
-// weights will have these names.
+// tagged maps linear layers to recompute tags.
 var tagged = map[string]string{
 	"q": "attn", "k": "attn", "v": "attn", "o": "attn",
 	"q_down": "attn", "q_up": "attn", "kv_down": "attn", "kv_up": "attn",

@@ -28,7 +28,8 @@ type modelRow struct {
 // that a transposed or swapped operand does not fit: width 256, sequences of 128, MLPs of 640 and
 // 384; queries of Qwen3 are wider than its hidden state, and normalized. GPT-2 adds constants of
 // bf16 in its GELU, biases, of which the keys' has no gradient, and learned positions; Gemma 2 a
-// scaled embedding, soft caps and windows; Qwen3 with windows has a layer without and one with.
+// scaled embedding, soft caps and windows; Qwen3 with windows has a layer without and one with;
+// DeepSeek latent attention, with heads of 96 and values of 48.
 var models = []modelRow{
 	{name: "llama", config: `{"model_type": "llama", "vocab_size": 512, "hidden_size": 256,
 "intermediate_size": 640, "num_hidden_layers": %d, "num_attention_heads": 4,
@@ -56,6 +57,14 @@ var models = []modelRow{
 "use_sliding_window": true, "sliding_window": 12, "max_window_layers": 1,
 "rope_theta": 1000000.0, "hidden_act": "silu", "tie_word_embeddings": true}`,
 		formats: []string{"bf16"}, plans: append([]string{"cp2 gather balanced fsdp4"}, exchangePlans...)},
+	{name: "deepseek", config: `{"model_type": "deepseek_v3", "vocab_size": 448, "hidden_size": 256,
+"intermediate_size": 640, "num_hidden_layers": %[1]d, "first_k_dense_replace": %[1]d,
+"num_attention_heads": 8, "num_key_value_heads": 8, "q_lora_rank": 192, "kv_lora_rank": 160,
+"qk_nope_head_dim": 64, "qk_rope_head_dim": 32, "v_head_dim": 48, "max_position_embeddings": 512,
+"rms_norm_eps": 1e-6, "rope_theta": 10000.0, "rope_scaling": {"type": "yarn", "factor": 8.0,
+"beta_fast": 32, "beta_slow": 1, "mscale": 0.8, "mscale_all_dim": 1.0,
+"original_max_position_embeddings": 64}, "hidden_act": "silu", "tie_word_embeddings": false}`,
+		plans: append([]string{"one", "fsdp8", "tp2 fsdp4"}, listedPlans...)},
 }
 
 // formats are the precisions of linear layers.

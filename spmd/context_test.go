@@ -15,7 +15,8 @@ import (
 )
 
 // attentive gives a model whose attention context parallelism must keep: documents, with
-// fewer KV heads than tp has devices; layers with a window and without; and documents within a window.
+// fewer KV heads than tp has devices; layers with a window and without; documents within a window; and
+// latent attention.
 // All have 16 heads, so that all-to-alls over 8 devices have some under tp, and two layers for stages.
 func attentive(what string, window int64) (*model.Config, model.Shape) {
 	c, s := *shapes()["qwen3"], model.Shape{Batch: 2, Elem: dtype.F32, Documents: 4}
@@ -25,6 +26,9 @@ func attentive(what string, window int64) (*model.Config, model.Shape) {
 		c.KVHeads, c.Window, c.Windowed = 1, 0, nil
 	case "windows":
 		c.Windowed, s.Documents = []bool{true, false}, 0
+	case "latent": // documents, and values of another size than keys
+		c = *shapes()["deepseek_v3"]
+		c.Heads, c.KVHeads = 16, 16
 	}
 	return &c, s
 }
@@ -41,7 +45,7 @@ func TestContextsAgreeWithOneDevice(t *testing.T) {
 	e := enginetest.Open(t, engine.Options{Devices: 16}).Engine
 	for i, m := range plantest.Contexts() {
 		window := chunk - 1 + 2*int64(i%2) // less than a chunk, or just one more
-		for k, what := range []string{"documents", "windows", "both"} {
+		for k, what := range []string{"documents", "windows", "both", "latent"} {
 			if !slowtest.Enabled && (i+k)%18 > 0 {
 				continue
 			}

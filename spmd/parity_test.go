@@ -38,7 +38,13 @@ func shapes() map[string]*model.Config {
 	gemma.LogitCap, gemma.AttnCap, gemma.Window = 3, 5, 3
 	gemma.Windowed, gemma.Layers, gemma.LocalRope = []bool{true, false}, 2, ir.Rope{Theta: 100}
 	gemma.Activation, gemma.Norm.Shift = model.GELU, 1
-	return map[string]*model.Config{"llama": &llama, "qwen3": &qwen, "gpt2": &gpt, "gemma2": &gemma}
+	latent := llama
+	latent.Arch, latent.Layers, latent.KVHeads, latent.HeadDim, latent.Rotary = "deepseek_v3", 2, 4, 6, 4
+	latent.Rope = ir.Rope{Theta: 100, Factor: 4, Original: 16, Fast: 4, Slow: 1, Magnitude: 1.2}
+	latent.MLA = &model.MLA{QRank: 6, KVRank: 5, NoPE: 2, Rope: 4, Value: 3, Interleaved: true}
+	latent.QKVBias, latent.OutBias = true, true
+	return map[string]*model.Config{"llama": &llama, "qwen3": &qwen, "gpt2": &gpt, "gemma2": &gemma,
+		"deepseek_v3": &latent}
 }
 
 // fills gives the inputs of a whole batch.

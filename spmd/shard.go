@@ -295,6 +295,8 @@ func (s *sharder) op(op *ir.Op, in []*ir.Value) ([]*ir.Value, error) {
 		return s.attend(op, in), nil
 	case "expert_positions", "expert_overflow", "expert_load", "attach_loss", "dispatch", "combine":
 		return s.routed(op, in), nil
+	case "rope":
+		in = s.positioned(in)
 	// With a sharded vocabulary the loss is computed on shards of the logits [B, S, V/tp]: maximum and
 	// sum are reduced over tp. Padded columns do not count.
 	case "cross_entropy":
@@ -309,6 +311,19 @@ func (s *sharder) op(op *ir.Op, in []*ir.Value) ([]*ir.Value, error) {
 		in = s.allReduced(in)
 	}
 	return s.CopyWith(op, a, nil, in...), nil
+}
+
+// positioned gathers what rotary embeddings rotate along axes that shard its sequence but not the
+// positions: the keys' elements that all heads share are made of the residual stream, which
+// sequence parallelism shards (latent attention).
+func (s *sharder) positioned(in []*ir.Value) []*ir.Value {
+	x, pos := s.reduced(in[0]), in[1]
+	for _, a := range s.mesh {
+		if x.Type.Place.On(a.Name) == ir.Seq && pos.Type.Place.On(a.Name) != ir.Seq {
+			x = s.gather(x, a.Name)
+		}
+	}
+	return []*ir.Value{x, pos}
 }
 
 // allReduced sums the partial terms of all arguments.
