@@ -70,7 +70,7 @@ func (c *Config) build(s Shape, loss bool) (*ir.Graph, error) {
 		return nil, err
 	}
 	switch {
-	case c.MoE != nil && c.MoE.Sinks, c.WideQKNorm, c.ClipQKV > 0:
+	case c.MoE != nil && c.MoE.Sinks:
 		return nil, diag.New(diag.NotSupported, "models of type %s can be counted, but not built yet",
 			c.Arch)
 	case s.Experts.Slots < 0 || s.Experts.Capacity < 0:
@@ -276,8 +276,10 @@ func (m *maker) projected(s slot, x *ir.Value, at tokenInfo) (q, k, v *ir.Value)
 	q, k = m.linear(x, s.name+".q"), m.linear(x, s.name+".k")
 	v = m.linear(x, s.name+".v")
 	if c.QKNorm {
-		q = m.b.RMSNorm(q, m.at[s.name+".q_norm"], ir.HeadDim, c.Norm.Eps, c.Norm.Shift)
-		k = m.b.RMSNorm(k, m.at[s.name+".k_norm"], ir.HeadDim, c.Norm.Eps, c.Norm.Shift)
+		q, k = m.normHeads(q, s.name+".q_norm"), m.normHeads(k, s.name+".k_norm")
+	}
+	if c.ClipQKV > 0 {
+		q, k, v = m.clamp(q, c.ClipQKV), m.clamp(k, c.ClipQKV), m.clamp(v, c.ClipQKV)
 	}
 	if !c.Learned {
 		q, k = m.rotate(s, q, at.positions), m.rotate(s, k, at.positions)
@@ -308,6 +310,32 @@ func (m *maker) attend(s slot, x *ir.Value, at tokenInfo) (y *ir.Value) {
 		y = m.linear(m.b.Attend(q, k, v, how), s.name+".o")
 	})
 	return y
+}
+
+// normHeads is RMSNorm over each head of x [B, S, H, D], or over all of them together, in f32, with
+// a weight [H, D].
+func (m *maker) normHeads(x *ir.Value, name string) *ir.Value {
+	b, n, w := m.b, m.c.Norm, m.at[name]
+	if !m.c.WideQKNorm {
+		return b.RMSNorm(x, w, ir.HeadDim, n.Eps, n.Shift)
+	}
+	heads, wide := x.Type.Dims[2], x
+	if m.elem.Bits() < dtype.F32.Bits() {
+		wide = b.Convert(x, dtype.F32)
+	}
+	size := float64(heads.Size * m.c.HeadDim)
+	mean := b.Scale(b.Sum(b.Mul(wide, wide), heads.Name, ir.HeadDim), 1/size)
+	wide = b.Mul(wide, b.Rsqrt(b.Shift(mean, n.Eps)))
+	return b.Mul(b.Convert(wide, m.elem), w)
+}
+
+// clamp bounds x on both sides, and below from above.
+func (m *maker) clamp(x *ir.Value, limit float64) *ir.Value {
+	return m.b.Neg(m.below(m.b.Neg(m.below(x, limit)), limit))
+}
+
+func (m *maker) below(x *ir.Value, limit float64) *ir.Value {
+	return m.b.Sub(x, m.b.Relu(m.b.Shift(x, -limit)))
 }
 
 // rotate applies rotary embeddings to the first Rotary elements of every head of x [B, S, H, D].

@@ -104,8 +104,9 @@ func (m *maker) route(s slot, x *ir.Value) routing {
 	return r
 }
 
-// groups sets the scores of groups that are not among the best to zero: a group is as good as its
-// two best experts together (DeepSeek-V3, arXiv 2412.19437, section 2.1.2).
+// groups sets the scores of groups that are not among the best below all others, which corrections
+// may bring below 0: a group is as good as its two best experts together (DeepSeek-V3, arXiv
+// 2412.19437, section 2.1.2).
 func (m *maker) groups(scores *ir.Value) *ir.Value {
 	const group, member = "group", "member"
 	b, e := m.b, m.c.MoE
@@ -117,7 +118,7 @@ func (m *maker) groups(scores *ir.Value) *ir.Value {
 	// would let in one more: transformers takes whichever its sort has first.
 	worst := b.Sum(b.Slice(best, group, e.TopGroups-1, e.TopGroups), group)
 	in := b.Compare("ge", b.Sum(two, member), worst)
-	return b.Merge(b.Select(in, split, b.Fill(split.Type, 0)), ir.RouterDim, group, member)
+	return b.Merge(b.Select(in, split, b.Fill(split.Type, -1e30)), ir.RouterDim, group, member)
 }
 
 // drop lets go of the choices of an expert behind its capacity in a sequence, in the order of
@@ -165,11 +166,7 @@ func (m *maker) expertMLP(s slot, rows, gates *ir.Value) *ir.Value {
 // bounded is gpt-oss's gate: the gate bounded from above, up on both sides, and up + 1.
 func (m *maker) bounded(gate, up *ir.Value) *ir.Value {
 	b, e := m.b, m.c.MoE
-	below := func(x *ir.Value, limit float64) *ir.Value { // min(x, limit)
-		return b.Sub(x, b.Relu(b.Shift(x, -limit)))
-	}
-	gate = below(gate, e.Limit)
-	up = b.Neg(below(b.Neg(below(up, e.Limit)), e.Limit))
+	gate, up = m.below(gate, e.Limit), m.clamp(up, e.Limit)
 	return b.Mul(b.Mul(gate, b.Sigmoid(b.Scale(gate, e.Alpha))), b.Shift(up, 1))
 }
 

@@ -12,6 +12,10 @@ expected.safetensors with ids, labels, logits, loss and the gradient of every we
 Labels stand where the logits they judge stand; -100 has no loss. Products are computed in f64, but
 transformers makes angles, norms and softmax in f32 whatever it is told.
 
+Models with experts have tensors by the names that save_pretrained writes, which are not those in
+memory, and routing.LAYER: the experts of each token, by number. Scores that are too close to choose
+between by rounding, and experts without tokens, are an error.
+
 The families of issue 4 have more. curve.* are 20 steps of torch.optim.AdamW in f32: ids, labels,
 the rate, the loss and the norm of the gradients of each step. bf16.error.* say how far logits and
 gradients of the whole model in bf16 are from those above, relative and by Frobenius norm;
@@ -85,26 +89,54 @@ MODELS |= {
     "deepseek_v3_plain": ("deepseek_v3", latent | dict(q_lora_rank=None, rope_interleave=False, v_head_dim=18)),
 }
 
+few = small | dict(hidden_size=16, num_hidden_layers=2, num_experts_per_tok=2, router_aux_loss_coef=0.0)
+
+EXPERTS = {
+    "mixtral": ("mixtral", few | dict(num_local_experts=4, intermediate_size=12)),
+    "qwen3_moe": ("qwen3_moe", few | dict(num_experts=6, moe_intermediate_size=10, intermediate_size=14,
+        num_experts_per_tok=3, head_dim=6, norm_topk_prob=True, num_hidden_layers=3, mlp_only_layers=[0])),
+    "olmoe": ("olmoe", few | dict(num_experts=4, intermediate_size=14, clip_qkv=1.25)),
+    "deepseek_v3": ("deepseek_v3", {k: v for k, v in few.items() if k != "router_aux_loss_coef"} | dict(
+        num_key_value_heads=4, n_routed_experts=8, num_experts_per_tok=3, n_group=4, topk_group=2,
+        n_shared_experts=2, moe_intermediate_size=8, intermediate_size=14, first_k_dense_replace=1,
+        num_hidden_layers=3, q_lora_rank=12, kv_lora_rank=8, qk_rope_head_dim=4, qk_nope_head_dim=6,
+        v_head_dim=5, rope_parameters=dict(rope_type="yarn", rope_theta=100.0, factor=4.0, beta_fast=4.0,
+            beta_slow=1.0, mscale=1.0, mscale_all_dim=0.8, original_max_position_embeddings=16))),
+}
+MODELS |= EXPERTS
+RETRIES = {"deepseek_v3": 15}  # added to seeds, where routing finds fault with earlier ones
+
 
 def make(name):
     kind, keys = MODELS[name]
-    torch.manual_seed(1 + FIRST.index(name) if name in FIRST else zlib.crc32(name.encode()))
+    torch.manual_seed(1 + FIRST.index(name) if name in FIRST else zlib.crc32(name.encode()) + RETRIES.get(name, 0))
     # transformers keeps the row of a padding token out of the gradient, so there must be none.
     config = AutoConfig.for_model(kind, **keys, pad_token_id=None)
-    config._attn_implementation = "eager"
+    config._attn_implementation = config._experts_implementation = "eager"
     model = AutoModelForCausalLM.from_config(config).eval()
     with torch.no_grad():  # norms and biases begin as ones and zeros, which would hide mistakes
-        for p in model.parameters():
-            if p.dim() == 1:
+        for k, p in model.named_parameters():
+            if p.dim() == 1 or k.endswith("_bias"):
                 p.add_(torch.randn_like(p) * 0.2)
             p.copy_(p.bfloat16().float())  # so that f32 and bf16 models have the same weights
+        for k, b in model.named_buffers():
+            if k.endswith("correction_bias"):
+                b.copy_((torch.randn_like(b) * 0.1 - 0.75).bfloat16().float())  # scores below 0 are chosen, too
     weights = {k: v.detach().clone().float() for k, v in model.named_parameters()}
+    if name in EXPERTS:
+        weights = saved(model)
     single = copy.deepcopy(model)
     model = model.double()
     ids, labels = batch(config.vocab_size)
     labels[1, 3:5] = -100
     logits, loss, grads = gradients(model, ids, labels)
     want = {"ids": ids.int(), "labels": labels.int(), "logits": logits.float(), "loss": loss.double()}
+    if name in EXPERTS:
+        want |= routing(model, ids)
+        slopes = copy.deepcopy(single)
+        for k, p in slopes.named_parameters():
+            p.data = grads[k].float()
+        grads = {k: g for k, g in saved(slopes).items() if not k.endswith("correction_bias")}
     want |= {"grad." + k: g.float() for k, g in grads.items()}
     if name in CURVES:
         want |= curve(copy.deepcopy(single))
@@ -112,7 +144,38 @@ def make(name):
         want |= rounded("bf16", single.bfloat16(), ids, labels, logits, grads)
     text = json.loads(config.to_json_string(use_diff=False))
     text.pop("_attn_implementation", None)
+    text.pop("_experts_implementation", None)
     return text, {k: v.contiguous() for k, v in weights.items()}, {k: v.contiguous() for k, v in want.items()}
+
+
+def saved(model):
+    with tempfile.TemporaryDirectory() as d:
+        model.save_pretrained(d)
+        return load_file(os.path.join(d, "model.safetensors"))
+
+
+def routing(model, ids):
+    chosen = {}
+
+    def keep(layer):
+        def hook(module, _, out):
+            logits, _, places = out
+            scores = logits if not hasattr(module, "e_score_correction_bias") else (
+                logits.sigmoid() + module.e_score_correction_bias)
+            gaps = scores.sort().values.diff().min()
+            if gaps < 1e-4:
+                sys.exit(f"scores of experts are {gaps:.1e} apart; take another seed")
+            if len(places.unique()) < scores.shape[-1]:
+                sys.exit(f"experts {places.unique().tolist()} alone have tokens; take another seed")
+            chosen[f"routing.{layer}"] = places.sort().values.reshape(*ids.shape, -1).int()
+        return hook
+
+    hooks = [m.register_forward_hook(keep(i)) for i, layer in enumerate(model.model.layers)
+             for m in layer.modules() if type(m).__name__.lower().endswith("topkrouter")]
+    forward(model, ids, ids)
+    for hook in hooks:
+        hook.remove()
+    return chosen
 
 
 def batch(vocab):
@@ -172,6 +235,7 @@ def written(folder, want):
         shutil.copy(os.path.join(folder, "written.json"), os.path.join(d, "config.json"))
         shutil.copy(os.path.join(folder, "model.safetensors"), d)
         model = AutoModelForCausalLM.from_pretrained(d, attn_implementation="eager", dtype=torch.float32)
+    model.config._experts_implementation = "eager"
     logits = model.double().eval()(input_ids=want["ids"].long(), use_cache=False).logits
     return ((logits - want["logits"]).norm() / logits.norm()).item()
 
