@@ -173,7 +173,7 @@ const (
 	maxColumns  = 100
 )
 
-const maxKeys = 28
+const maxKeys = 31
 
 // A recipe stays something that a person can read.
 func TestRecipeIsShort(t *testing.T) {

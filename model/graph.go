@@ -50,6 +50,22 @@ type ExpertShape struct {
 	// Capacity is the capacity factor: of each sequence, an expert drops the choices behind Capacity
 	// times its mean load. 0 drops none.
 	Capacity float64
+	// AuxLoss replaces the model's factor of the load-balancing loss; nil leaves it. ZLoss is added
+	// to the model's factor of the z loss.
+	AuxLoss *float64
+	ZLoss   float64
+}
+
+// losses are the factors of the router's two losses in a model.
+func (s ExpertShape) losses(e *MoE) (aux, z float64) {
+	if e == nil {
+		return 0, 0
+	}
+	aux = e.AuxLoss
+	if s.AuxLoss != nil {
+		aux = *s.AuxLoss
+	}
+	return aux, e.ZLoss + s.ZLoss
 }
 
 // Graph gives the loss over labels that are not negative, as a graph of ids, labels, positions,
@@ -161,7 +177,7 @@ func (m *maker) graph(withLoss bool) (*ir.Graph, error) {
 		m.at[p.Name] = b.Input(p.Name, ir.Param, ir.Type{Elem: m.typeOf(p), Dims: p.Dims}, p.Source)
 	}
 	inside := at // share, for routers
-	if e := c.MoE; e != nil && (e.AuxLoss != 0 || e.ZLoss != 0) {
+	if aux, z := m.experts.losses(c.MoE); aux != 0 || z != 0 {
 		inside.share = share
 	}
 	// x is the residual stream [B, S, E] from here to the output layer.

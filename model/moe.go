@@ -202,11 +202,12 @@ func (m *maker) load(r routing, chosen, pos *ir.Value) *ir.Value {
 // tokens of the step.
 func (m *maker) routerLoss(r routing, share *ir.Value) *ir.Value {
 	b, e := m.b, m.c.MoE
-	var loss *ir.Value
-	if share == nil || e.AuxLoss == 0 && e.ZLoss == 0 {
+	aux, zLoss := m.experts.losses(e)
+	if share == nil || aux == 0 && zLoss == 0 {
 		return nil
 	}
-	if e.AuxLoss != 0 {
+	var loss *ir.Value
+	if aux != 0 {
 		p := r.scores
 		switch {
 		case e.OverChosen:
@@ -218,12 +219,12 @@ func (m *maker) routerLoss(r routing, share *ir.Value) *ir.Value {
 		each := b.Mul(f, b.Sum(p, ir.Seq))
 		tokens := float64(m.rows[1].Size)
 		loss = b.Scale(b.Sum(each, ir.Batch, ir.RouterDim),
-			e.AuxLoss*float64(e.Experts)/(float64(e.TopK)*tokens))
+			aux*float64(e.Experts)/(float64(e.TopK)*tokens))
 	}
-	if e.ZLoss != 0 {
+	if zLoss != 0 {
 		top := b.StopGradient(b.Max(r.logits, ir.RouterDim))
 		z := b.Add(b.Log(b.Sum(b.Exp(b.Sub(r.logits, top)), ir.RouterDim)), top)
-		z = b.Scale(b.Sum(b.Mul(z, z), ir.Batch, ir.Seq), e.ZLoss)
+		z = b.Scale(b.Sum(b.Mul(z, z), ir.Batch, ir.Seq), zLoss)
 		if loss != nil {
 			z = b.Add(loss, z)
 		}

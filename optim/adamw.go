@@ -48,6 +48,9 @@ func (o AdamW) step(u *update, p Param, w, g *ir.Value, state []*ir.Value) (*ir.
 
 // State implements Optimizer: the moments m and v.
 func (o AdamW) State(p Param) []Slot {
+	if p.Balance != 0 {
+		return nil
+	}
 	t := as(p.Type, dtype.F32)
 	if o.Moments.Valid() {
 		t.Elem = o.Moments

@@ -1,6 +1,7 @@
 package optim
 
 import (
+	"cmp"
 	"math"
 
 	"github.com/deepwell/deepwell/diag"
@@ -19,7 +20,8 @@ type Optimizer interface {
 	// PartialUpdate builds the update of one pipeline rank's parameters. It takes the square of the
 	// global gradient norm as [GradSquare] ([Squares] gives a rank's share) and does not return it.
 	PartialUpdate(params []Param) (*ir.Graph, error)
-	// State lists the optimizer state of a parameter beside its master. All of it begins as zeros.
+	// State lists the optimizer state of a parameter beside its master, of which a parameter with
+	// Balance has none. All of it begins as zeros.
 	State(p Param) []Slot
 	// Scalars returns the inputs that depend only on the number of the update, counted from 1. A
 	// rejected update does not count.
@@ -45,6 +47,13 @@ type Param struct {
 	Type  ir.Type // of the gradient
 	Tag   ir.Tag  // the part of a layer it belongs to
 	Decay bool    // whether weight decay applies; commonly not to norms and biases
+	// Balance is how far a step moves the parameter against the sign of its gradient, whatever the
+	// optimizer: the correction bias of a router, whose gradient is the load of its experts. It is
+	// not 0 for these alone, and their gradients do not count in the norm. A negative number leaves
+	// them as they are.
+	Balance float64
+	// Compute is the type in which the model takes the parameter, if it is not the optimizer's.
+	Compute dtype.DType
 	// Group is the same for parameters that are sharded alike. Their squares are summed first, so that
 	// devices exchange one number per group.
 	Group string
@@ -122,7 +131,7 @@ func (r recipe) build(params []Param, part bool) (*ir.Graph, error) {
 	var results, copies []*ir.Value
 	for i, p := range params {
 		g := grads[i]
-		if factor != nil {
+		if factor != nil && p.Balance == 0 {
 			g = u.Mul(g, factor)
 		}
 		w := u.Input(p.Name, ir.Param, as(p.Type, dtype.F32), "")
@@ -132,15 +141,20 @@ func (r recipe) build(params []Param, part bool) (*ir.Graph, error) {
 			old[k] = u.Input(s.Name, ir.Param, s.Type, "").As(program.Moment.For(p.Name))
 			wide[k] = u.Convert(old[k], dtype.F32)
 		}
-		w1, state := r.step(u, p, w, g, wide)
+		w1, state := w, wide
+		if p.Balance == 0 {
+			w1, state = r.step(u, p, w, g, wide)
+		} else if p.Balance > 0 {
+			w1 = u.balanced(p, w, g)
+		}
 		w1 = u.Select(ok, w1, w)
 		results = append(results, replacing(w1, w))
 		for k, s := range slots {
 			v := u.Select(ok, u.Convert(state[k], s.Type.Elem), old[k])
 			results = append(results, replacing(v, old[k]))
 		}
-		if r.compute.Valid() && r.compute != dtype.F32 {
-			c := named(u.Convert(w1, r.compute), program.Copy.Of(p.Name), program.Copy)
+		if to := cmp.Or(p.Compute, r.compute); to.Valid() && to != dtype.F32 {
+			c := named(u.Convert(w1, to), program.Copy.Of(p.Name), program.Copy)
 			c.Means.Param = p.Name
 			copies = append(copies, c)
 		}
@@ -153,6 +167,15 @@ func (r recipe) build(params []Param, part bool) (*ir.Graph, error) {
 		results = append(results, named(norm, Norm, program.Scalar))
 	}
 	return u.Graph(append(results, named(ok, OK, program.Scalar))...)
+}
+
+// balanced moves a bias by a fixed step against the sign of its gradient (Wang et al., 2024, arXiv
+// 2408.15664, algorithm 1).
+func (u *update) balanced(p Param, w, g *ir.Value) *ir.Value {
+	zero, step := u.Fill(g.Type, 0), u.Fill(g.Type, p.Balance)
+	down := u.Select(u.Compare("gt", g, zero), step, zero)
+	up := u.Select(u.Compare("lt", g, zero), step, zero)
+	return u.Add(w, u.Sub(up, down))
 }
 
 // gradients takes the gradients of all parameters and converts them to f32.
@@ -172,6 +195,9 @@ func (u *update) square(params []Param, grads []*ir.Value) (total, stats *ir.Val
 	var list []*ir.Value
 	squares := map[string]*ir.Value{}
 	for i, p := range params {
+		if p.Balance != 0 {
+			continue
+		}
 		over := ir.Names(p.Type.Dims)
 		layers := p.Stats && len(over) > 0 && over[0] == ir.Layer
 		if layers {

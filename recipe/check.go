@@ -12,6 +12,7 @@ import (
 
 // fill sets every field: to the value of the document, or to its default.
 func (p *reader) fill(values map[string]any) {
+	p.r.Experts.AuxLoss = -1
 	for _, k := range table {
 		v, given := values[k.Name]
 		text, _ := k.toml()

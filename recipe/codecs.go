@@ -131,6 +131,19 @@ func (p *reader) betas(v any) (bad *problem) {
 
 func (r *Recipe) betas() string { return printPair(r.Optimizer.Beta1, r.Optimizer.Beta2) }
 
+// auxLoss reads a factor; the model's own is left out.
+func (p *reader) auxLoss(v any) (bad *problem) {
+	p.r.Experts.AuxLoss, bad = number(v, 0, 100)
+	return bad
+}
+
+func (r *Recipe) auxLoss() string {
+	if r.Experts.AuxLoss < 0 {
+		return `""`
+	}
+	return float(r.Experts.AuxLoss)
+}
+
 // held reads the held-out data: a share of the training data, or a path.
 func (p *reader) held(v any) *problem {
 	s, bad := text(v)

@@ -38,11 +38,12 @@ type codec struct {
 
 // codecs are the values that set several fields, or a list.
 var codecs = map[string]codec{
-	"precision":       {(*reader).precision, (*Recipe).precision, (*Recipe).format},
-	"recompute":       {set: (*reader).recompute, get: (*Recipe).recompute},
-	"optimizer.lr":    {set: (*reader).lr, get: (*Recipe).lr},
-	"optimizer.betas": {set: (*reader).betas, get: (*Recipe).betas},
-	"data.sources":    {set: (*reader).sources, get: (*Recipe).sources},
+	"precision":        {(*reader).precision, (*Recipe).precision, (*Recipe).format},
+	"recompute":        {set: (*reader).recompute, get: (*Recipe).recompute},
+	"optimizer.lr":     {set: (*reader).lr, get: (*Recipe).lr},
+	"optimizer.betas":  {set: (*reader).betas, get: (*Recipe).betas},
+	"experts.aux_loss": {set: (*reader).auxLoss, get: (*Recipe).auxLoss},
+	"data.sources":     {set: (*reader).sources, get: (*Recipe).sources},
 	"eval.data": {(*reader).held, (*Recipe).held,
 		func(r *Recipe) string { return float(r.Eval.Share) }},
 }

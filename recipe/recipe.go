@@ -34,6 +34,7 @@ type Recipe struct {
 	Recompute []ir.Tag `key:"recompute" resume:"free"`
 
 	Optimizer Optimizer
+	Experts   Experts
 	Data      Data
 	Eval      Eval
 	Save      Save
@@ -55,6 +56,15 @@ type Optimizer struct {
 	Beta2       float64
 	MaxGradNorm float64     `key:"optimizer.max_grad_norm"`
 	Moments     dtype.DType `key:"optimizer.moments"`
+}
+
+// Experts is the section [experts], for models that have them. A negative AuxLoss, as in [Default],
+// stands for the model's own.
+type Experts struct {
+	Capacity float64 `key:"experts.capacity" resume:"free"`
+	AuxLoss  float64 `key:"experts.aux_loss" resume:"free"`
+	ZLoss    float64 `key:"experts.z_loss" resume:"free"`
+	BiasRate float64 `key:"experts.bias_rate" in:"0..1" resume:"free"`
 }
 
 // Data is the section [data].

@@ -18,7 +18,7 @@ import (
 )
 
 // maxKeys is the limit of the design: a recipe is read by people.
-const maxKeys = 28
+const maxKeys = 31
 
 func getenv(name string) string {
 	return map[string]string{"DATA": "/corpora", "HOME": "/home/ada"}[name]
@@ -40,6 +40,7 @@ func TestDefaults(t *testing.T) {
 	want := &Recipe{
 		Model: "gpt2", Out: filepath.FromSlash("runs/x/run"), Steps: 1000, Batch: 16, Microbatch: 16,
 		Seq: 128, Precision: dtype.BF16,
+		Experts: Experts{AuxLoss: -1, BiasRate: 0.001},
 		Optimizer: Optimizer{Name: "adamw", LR: 3e-4, MinLR: 3e-5, Schedule: "cosine", Warmup: 100,
 			WeightDecay: 0.1, Beta1: 0.9, Beta2: 0.95, MaxGradNorm: 1, Moments: dtype.F32},
 		Data:  Data{Sources: []Source{{Path: filepath.FromSlash("runs/x/a.txt")}}, DocumentMiB: 16},
@@ -103,6 +104,7 @@ stall = 0
 	want := &Recipe{
 		Model: "base/x", Init: "random", Out: "/corpora/out$", Seed: 7, Steps: 100000, Batch: 512, Microbatch: 8,
 		Seq: 4096, Precision: dtype.F32, Recompute: []ir.Tag{ir.Attn, ir.MLP},
+		Experts: Experts{AuxLoss: -1, BiasRate: 0.001},
 		Optimizer: Optimizer{Name: "muon", LR: 2e-2, Schedule: "wsd", Warmup: 2000,
 			Beta1: 0.95, Beta2: 0.99, MaxGradNorm: 0.5, Moments: dtype.BF16},
 		Data: Data{Tokenizer: "/home/ada/tok/tokenizer.json", DocumentMiB: 64, Sources: []Source{
@@ -330,6 +332,7 @@ func TestResume(t *testing.T) {
 			"optimizer.schedule": "wsd", "optimizer.warmup": "7", "optimizer.weight_decay": "0", "optimizer.betas": "[0.8, 0.9]",
 			"optimizer.max_grad_norm": "2", "optimizer.moments": "bf16", "data.sources": `["b.txt"]`, "data.tokenizer": "x.json", "data.document_mib": "7",
 			"eval.data": "held.txt", "eval.every": "7", "save.every": "7", "save.keep": "7", "guard.spike": "7", "guard.stall": "7",
+			"experts.capacity": "2", "experts.aux_loss": "1e-3", "experts.z_loss": "1e-3", "experts.bias_rate": "0",
 		}[k.Name]
 		r, err := Parse([]byte(smallest), "run.toml", []string{k.Name + "=" + change}, getenv)
 		if err != nil {

@@ -40,6 +40,7 @@ type Spec struct {
 	Edit      func(*ir.Graph) (*ir.Graph, error)
 
 	inspect bool // programs also measure rounding errors
+	rung    int  // of the plan's slots of experts
 }
 
 // A builder is a Spec on its way through the passes: each adds to Programs.
@@ -114,6 +115,9 @@ func (b *builder) check() error {
 	}
 	b.Shape = model.Shape{Batch: int64(r.Microbatch), Seq: int64(r.Seq),
 		PlainAttention: b.Spec.Plan.PlainAttention()}
+	if b.Model.Facts().MoE != nil {
+		b.experts()
+	}
 	// Whether attention stays within the documents of a packed sequence depends on the kernel.
 	most, err := b.documents()
 	if err != nil {
@@ -132,6 +136,28 @@ func (b *builder) check() error {
 		b.Programs.Optimizer = optimizerOf(r, b.Shape.Elem)
 	}
 	return nil
+}
+
+// experts takes over the recipe's and the plan's word on experts.
+func (b *builder) experts() {
+	e := b.Recipe.Experts
+	b.Shape.Experts = model.ExpertShape{Slots: b.Spec.Plan.ExpertSlots()[b.rung], Capacity: e.Capacity,
+		ZLoss: e.ZLoss}
+	if e.AuxLoss >= 0 {
+		b.Shape.Experts.AuxLoss = &e.AuxLoss
+	}
+}
+
+// optimized describes a parameter to the optimizer.
+func (b *builder) optimized(one model.Param) optim.Param {
+	p := optim.Param{Tag: one.Tag, Decay: !one.Vector()}
+	if one.Tag == ir.Router { // which computes in f32
+		p.Compute = dtype.F32
+	}
+	if one.Buffer {
+		p.Balance = cmp.Or(b.Recipe.Experts.BiasRate, -1)
+	}
+	return p
 }
 
 // documents is how many documents a sequence may have: the plan's number, or else the data's.
@@ -282,7 +308,7 @@ func (b *builder) differentiate() (err error) {
 			s.stage.Graph = s.Sharding.Graph
 		}
 		for _, one := range b.Params {
-			o.Params[one.Name] = optim.Param{Tag: one.Tag, Decay: !one.Vector()}
+			o.Params[one.Name] = b.optimized(one)
 		}
 		if s.Joint, err = spmd.NewStep(s.stage.Graph, o, w); err != nil {
 			return err
@@ -379,10 +405,10 @@ func (b *builder) hold(rank int, watch bool) (held []spmd.RankParam) {
 			// The gradient has the accumulator's type, which the plan's types.grads sets.
 			users := b.Users(l.Name)
 			sum := s.Graphs.Backward.Find(s.Graphs.Accumulators[i])
-			held = append(held, spmd.RankParam{
-				Param: optim.Param{Name: l.Name, Type: sum.Type, Tag: one.Tag, Decay: !one.Vector(),
-					Stats: watch && len(sum.Type.Dims) > 1},
-				Layout: l, Shared: len(users) > 1, Counts: users[0] == rank})
+			p := b.optimized(one)
+			p.Name, p.Type, p.Stats = l.Name, sum.Type, watch && len(sum.Type.Dims) > 1
+			held = append(held, spmd.RankParam{Param: p, Layout: l, Shared: len(users) > 1,
+				Counts: users[0] == rank})
 		}
 	}
 	return held

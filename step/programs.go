@@ -153,6 +153,21 @@ func (p *Programs) Again(policy *precision.Policy, inspect bool) (*Programs, err
 	return s.build()
 }
 
+// Rungs is how many sizes of slots the plan has for experts; 1 for a model without any.
+func (p *Programs) Rungs() int {
+	if p.spec.Model.Facts().MoE == nil {
+		return 1
+	}
+	return len(p.Plan.ExpertSlots())
+}
+
+// Rung builds the programs of the same run with the plan's next larger slots of experts, from 0 on.
+func (p *Programs) Rung(n int) (*Programs, error) {
+	s := p.spec
+	s.rung = n
+	return s.build()
+}
+
 // Spec returns what the programs were built for.
 func (p *Programs) Spec() Spec { return p.spec }
 
