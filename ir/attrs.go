@@ -18,7 +18,7 @@ var attributes = func() map[string]map[string]string {
 		gemm = "over:l in:s to:s fprop:s dgrad:s wgrad:s slot:i layer:i swap:b"
 		move = "axis:s dim:s sum:s prefetch:b"
 		attn = "scale:f causal:b window:i softcap:f in:s lengths:b placed:b ring:s balanced:b plain:b " +
-			"documents:i"
+			"documents:i sinks:b"
 		loss = "dim:s axis:s valid:i"
 		bits = "along:l format:s hadamard:b tile:b stochastic:b tensor:i"
 	)

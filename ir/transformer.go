@@ -148,7 +148,11 @@ func (op *Op) KeyLengths() int {
 // lengths: the document numbers and the positions in the sequence. Each list is empty or has two
 // values, for queries and for keys.
 func (op *Op) MaskArgs() (segments, places []*Value) {
-	rest := op.In[op.attentionArgs():]
+	in := op.In
+	if op.Attrs.Bool("sinks") && len(in) > 3 {
+		in = in[:len(in)-1]
+	}
+	rest := in[op.attentionArgs():]
 	if op.KeyLengths() > 0 {
 		rest = rest[1:]
 	}
@@ -156,6 +160,19 @@ func (op *Op) MaskArgs() (segments, places []*Value) {
 		return rest[:len(rest)-2], rest[len(rest)-2:]
 	}
 	return rest, nil
+}
+
+// Sinks returns the last argument of an attention with sinks, a score for each head [heads] that
+// joins the sum of exponentials of each query without a value of its own, and the attention without
+// it; nil and the attention itself if it has none.
+func (op *Op) Sinks() (*Value, *Op) {
+	if !op.Attrs.Bool("sinks") || len(op.In) < 4 {
+		return nil, op
+	}
+	n := len(op.In) - 1
+	plain := *op
+	plain.In, plain.Attrs = op.In[:n:n], op.Attrs.With("sinks", false)
+	return op.In[n], &plain
 }
 
 // Halo is how many keys of the chunk before its own a query sees at most, where devices have chunks
@@ -200,8 +217,9 @@ func allKeys(g *Graph, op *Op) Type {
 }
 
 // inferAttention takes queries [..., seq, heads, head], keys and values [..., keys, kv, head] and,
-// optionally, pairs of document numbers and positions. It returns the output, of the queries' type
-// with the values' size of a head, and the log-sum-exp f32[..., seq, heads] for the gradient.
+// optionally, pairs of document numbers and positions, and sinks [heads]. It returns the output, of
+// the queries' type with the values' size of a head, and the log-sum-exp f32[..., seq, heads] for
+// the gradient.
 func inferAttention(g *Graph, op *Op) ([]Type, error) {
 	segments, places := op.MaskArgs()
 	pairs := len(segments) == 0 || len(segments) == 2
@@ -226,6 +244,9 @@ func inferAttention(g *Graph, op *Op) ([]Type, error) {
 		name := []string{Seq, Keys}[i]
 		return []Dim{{name, x.Size(name)}}
 	}); err != nil {
+		return nil, err
+	}
+	if err := inferSinks(op); err != nil {
 		return nil, err
 	}
 	q, k, v := op.In[0].Type, op.In[1].Type, op.In[2].Type
@@ -259,6 +280,21 @@ func inferAttention(g *Graph, op *Op) ([]Type, error) {
 	}
 	out := append(slices.Clone(rows), Dim{HeadDim, v.Size(HeadDim)})
 	return []Type{{q.Elem, out, q.Place}, {dtype.F32, rows, q.Place}}, nil
+}
+
+// inferSinks checks that there is a sink for each head, sharded like the heads.
+func inferSinks(op *Op) error {
+	sinks, _ := op.Sinks()
+	if !op.Attrs.Bool("sinks") {
+		return nil
+	}
+	q := op.In[0].Type
+	want := Type{Elem: q.Elem, Dims: []Dim{{Heads, q.Size(Heads)}}}
+	want.Place = lists.Filter(q.Place, func(s AxisSharding) bool { return s.Dim == Heads })
+	if sinks == nil || !sinks.Type.Equal(want) {
+		return fmt.Errorf("the last argument is not the sinks %s of %s", want, q)
+	}
+	return nil
 }
 
 // inferBeside checks what accompanies queries and keys, with some of their dimensions and sharded
@@ -295,13 +331,29 @@ func inferAttentionGrad(_ *Graph, op *Op) ([]Type, error) {
 }
 
 // attentionVJP reads queries, keys, values, the output and the log-sum-exp; scores are recomputed.
+// With sinks counted in the output and the log-sum-exp, the gradient is the same as without.
 func attentionVJP(d *Differ, op *Op, dy []*Value) []*Value {
 	if dy[0] == nil {
 		return nil
 	}
+	sinks, plain := op.Sinks()
 	in := lists.Map(slices.Concat(op.In[:3], op.Out), d.Use)
-	extras := lists.Map(op.In[3:], d.Use)
-	return d.op("attention_grad", op.Attrs, nil, slices.Concat(in, dy[:1], extras)...)
+	extras := lists.Map(plain.In[3:], d.Use)
+	grads := d.op("attention_grad", plain.Attrs, nil, slices.Concat(in, dy[:1], extras)...)
+	if sinks == nil {
+		return grads
+	}
+	grads = append(grads, make([]*Value, len(op.In)-3)...)
+	grads[len(op.In)-1] = d.sinksGrad(d.Use(sinks), in[3], in[4], dy[0])
+	return grads
+}
+
+// sinksGrad is the gradient of sinks from the output o and the log-sum-exp, which both count them:
+// a sink's probability is p = exp(sink − lse) and its value 0, so that dsink = −Σ p rowsum(do·o).
+func (d *Differ) sinksGrad(sinks, o, lse, do *Value) *Value {
+	inner := d.Sum(d.Mul(d.wide(do), d.wide(o)), HeadDim)
+	p := d.Exp(d.Neg(d.Sub(lse, d.wide(sinks))))
+	return d.roundLike(d.Unbroadcast(d.Neg(d.Mul(p, inner)), sinks), sinks)
 }
 
 // inferCrossEntropy gives the loss of each row and its log-sum-exp, which is all that the gradient
@@ -439,6 +491,9 @@ type Attention struct {
 	// OperandType is the element type that q, k, v and the probabilities are rounded to before each
 	// matmul; Invalid means no rounding.
 	OperandType dtype.DType
+	// Sinks is a learned score for each head [heads] that joins the scores of each query, with a value
+	// of 0 (gpt-oss); nil for none.
+	Sinks *Value
 	// Plain asks for no kernel of its own where a target has one.
 	Plain bool
 }
@@ -448,7 +503,7 @@ func (b *Builder) Attend(q, k, v *Value, how Attention) *Value {
 	a := map[string]any{"scale": how.Scale, "causal": how.Causal, "in": spelled(how.OperandType),
 		"window": some(max(how.Window, 0)), "softcap": some(max(how.SoftCap, 0)),
 		"placed": how.Places != nil, "plain": how.Plain, "documents": some(how.Documents),
-		"lengths": how.KeyLengths != nil}
+		"lengths": how.KeyLengths != nil, "sinks": how.Sinks != nil}
 	in := []*Value{q, k, v}
 	if how.KeyLengths != nil {
 		in = append(in, how.KeyLengths)
@@ -458,6 +513,9 @@ func (b *Builder) Attend(q, k, v *Value, how Attention) *Value {
 	}
 	if how.Places != nil {
 		in = append(in, how.Places, how.KeyPlaces)
+	}
+	if how.Sinks != nil {
+		in = append(in, how.Sinks)
 	}
 	return b.op("attention", attrs(a), nil, in...)[0]
 }

@@ -36,13 +36,13 @@ func StableHLO(g *ir.Graph, o Options) (string, error) {
 }
 
 // table joins the rules and kernels of all targets. Of the kernels for an operation the first that
-// applies prints it: those for sharded dimensions come first, those that only say why an operation
-// stays plain last.
+// applies prints it: those that leave the rest to others and those for sharded dimensions come
+// first, those that only say why an operation stays plain last.
 var table = sync.OnceValue(func() stablehlo.Table {
 	t := stablehlo.Table{Rules: stablehlo.Rules()}
 	maps.Copy(t.Rules, quantized.Rules())
 	maps.Copy(t.Rules, gpu.Rules())
-	t.Kernels = slices.Concat(stablehlo.Sharded(), gpu.Kernels(), cpu.Kernels(),
+	t.Kernels = slices.Concat(stablehlo.Sinks(), stablehlo.Sharded(), gpu.Kernels(), cpu.Kernels(),
 		quantized.Kernels(), stablehlo.Plain())
 	return t
 })

@@ -52,6 +52,7 @@ type Config struct {
 
 	AttnScale   float64 // factor of the scores q·k
 	AttnCap     float64 // bound of scores by tanh; 0 for none
+	Sinks       bool    // a learned score per head that takes attention from all keys
 	LogitCap    float64 // bound of logits by tanh; 0 for none
 	ScaledEmbed bool    // embeddings are multiplied by √Hidden
 	Tied        bool    // the output layer is the table of embeddings
@@ -88,7 +89,6 @@ type MoE struct {
 	Shared        int64 // hidden size of all shared experts together; 0: none
 	Dense         int64 // number of first layers with a dense MLP
 	Bias          bool  // in the experts and the router
-	Sinks         bool  // a learned score per head that takes attention from all keys
 
 	// Score is softmax or sigmoid: how the router's logits become scores, over all experts. The
 	// weights of the chosen experts are their scores, divided by their sum if Normalize is set, times

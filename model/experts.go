@@ -88,7 +88,8 @@ func (r *reader) gptOSS() {
 	r.windows(func(i int64) bool { return i%2 == 0 })
 	r.experts(4, 0.001)
 	m := c.MoE
-	m.MLP, m.Bias, m.Sinks, m.Normalize, m.OverChosen = c.MLP, true, true, true, true
+	m.MLP, m.Bias, m.Normalize, m.OverChosen = c.MLP, true, true, true
+	c.Sinks = true
 	m.Limit, m.Alpha = get(r, 7.0, "swiglu_limit"), get(r, 1.702, "swiglu_alpha")
 }
 

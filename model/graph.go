@@ -86,9 +86,6 @@ func (c *Config) build(s Shape, loss bool) (*ir.Graph, error) {
 		return nil, err
 	}
 	switch {
-	case c.MoE != nil && c.MoE.Sinks:
-		return nil, diag.New(diag.NotSupported, "models of type %s can be counted, but not built yet",
-			c.Arch)
 	case s.Experts.Slots < 0 || s.Experts.Capacity < 0:
 		return nil, bad("experts with %v slots and a capacity factor of %v", s.Experts.Slots,
 			s.Experts.Capacity)
@@ -314,7 +311,7 @@ func (m *maker) attend(s slot, x *ir.Value, at tokenInfo) (y *ir.Value) {
 		}
 		q, k, v := project(s, x, at)
 		how := ir.Attention{Scale: c.AttnScale, Causal: true, SoftCap: c.AttnCap,
-			OperandType: m.matmulType, Plain: m.plainAttention}
+			OperandType: m.matmulType, Plain: m.plainAttention, Sinks: m.at[s.name+".sinks"]}
 		if s.windowed {
 			how.Window = c.Window
 		}

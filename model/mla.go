@@ -39,8 +39,8 @@ func (a *MLA) check(c *Config) error {
 		return bad("a head has %d values", a.Value)
 	case c.KVHeads != c.Heads:
 		return bad("latent attention has %d heads and %d KV heads", c.Heads, c.KVHeads)
-	case c.QKNorm || c.Learned || c.Windowed != nil:
-		return bad("latent attention has no norms of heads, learned positions or windows")
+	case c.QKNorm || c.Learned || c.Windowed != nil || c.Sinks:
+		return bad("latent attention has no norms of heads, learned positions, windows or sinks")
 	}
 	return nil
 }

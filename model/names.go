@@ -169,7 +169,7 @@ func (w *writer) attention(n names) {
 		}
 	}
 	w.linears(n, ir.Attn, c.OutBias, part{"o", at(n.o), q, e})
-	if c.MoE != nil && c.MoE.Sinks {
+	if c.Sinks {
 		w.add("sinks", ir.Attn, at("self_attn.sinks"), matrix(c.heads()))
 	}
 }

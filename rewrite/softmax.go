@@ -41,11 +41,12 @@ func saveSoftmax(arch string) func(*ir.Graph) error {
 	}
 }
 
-// headFirst tells whether an attention becomes matrix products per head. The selector is one of its
+// headFirst tells whether an attention becomes matrix products per head. One with sinks does, but
+// its sums of exponentials are not the ones that its gradient reads. The selector is one of its
 // own: what it notes is not a choice that a program makes.
 func headFirst(arch string, op *ir.Op) bool {
 	kernel, _ := kernels.For(arch).Attends(op)
-	return kernel == kernels.HeadFirst
+	return kernel == kernels.HeadFirst && !op.Attrs.Bool("sinks")
 }
 
 // inferSaving gives the types of attention's results, then of what is saved: for each block of

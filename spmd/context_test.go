@@ -15,7 +15,8 @@ import (
 )
 
 // attentive gives a model whose attention context parallelism must keep: documents, with
-// fewer KV heads than tp has devices; layers with a window and without; documents within a window; and
+// fewer KV heads than tp has devices; layers with a window and without, and
+// sinks; documents within a window; and
 // latent attention.
 // All have 16 heads, so that all-to-alls over 8 devices have some under tp, and two layers for stages.
 func attentive(what string, window int64) (*model.Config, model.Shape) {
@@ -25,7 +26,7 @@ func attentive(what string, window int64) (*model.Config, model.Shape) {
 	case "documents":
 		c.KVHeads, c.Window, c.Windowed = 1, 0, nil
 	case "windows":
-		c.Windowed, s.Documents = []bool{true, false}, 0
+		c.Windowed, c.Sinks, s.Documents = []bool{true, false}, true, 0
 	case "latent": // documents, and values of another size than keys
 		c = *shapes()["deepseek_v3"]
 		c.Heads, c.KVHeads = 16, 16

@@ -37,7 +37,7 @@ func shapes() map[string]*model.Config {
 	gemma.Arch, gemma.PostNorms, gemma.ScaledEmbed, gemma.Tied = "gemma2", true, true, true
 	gemma.LogitCap, gemma.AttnCap, gemma.Window = 3, 5, 3
 	gemma.Windowed, gemma.Layers, gemma.LocalRope = []bool{true, false}, 2, ir.Rope{Theta: 100}
-	gemma.Activation, gemma.Norm.Shift = model.GELU, 1
+	gemma.Activation, gemma.Norm.Shift, gemma.Sinks = model.GELU, 1, true
 	latent := llama
 	latent.Arch, latent.Layers, latent.KVHeads, latent.HeadDim, latent.Rotary = "deepseek_v3", 2, 4, 6, 4
 	latent.Rope = ir.Rope{Theta: 100, Factor: 4, Original: 16, Fast: 4, Slow: 1, Magnitude: 1.2}

@@ -18,6 +18,10 @@ func (s *sharder) attend(op *ir.Op, in []*ir.Value) []*ir.Value {
 	if in[0].Type.Place.On(cp) != ir.Seq {
 		return s.CopyWith(op, a, nil, in...)
 	}
+	var sinks []*ir.Value // stay the last
+	if a.Bool("sinks") {
+		in, sinks = in[:len(in)-1], in[len(in)-1:]
+	}
 	heads := s.plan.CP.AllToAllAxis()
 	if heads != "" {
 		s.exchange(in, heads)
@@ -25,7 +29,7 @@ func (s *sharder) attend(op *ir.Op, in []*ir.Value) []*ir.Value {
 	if n := s.plan.CP.Shards(); n > 1 {
 		a = a.With("placed", true).With("balanced", s.plan.CP.Balance)
 		n *= in[1].Type.Size(ir.Keys)
-		ring := s.plan.CP.Ring() || a.Halo(in[0].Type.Size(ir.Seq), len(op.In) > 3) > 0
+		ring := s.plan.CP.Ring() || a.Halo(in[0].Type.Size(ir.Seq), len(in) > 3) > 0
 		if ring {
 			a = a.With("ring", cp)
 		}
@@ -36,6 +40,11 @@ func (s *sharder) attend(op *ir.Op, in []*ir.Value) []*ir.Value {
 		}
 		queries := s.shardSlice(s.positions(ir.Seq, n), cp, ir.Seq)
 		in = append(in, queries, s.positions(ir.Keys, n))
+	}
+	for _, v := range sinks { // as the heads are, after an all-to-all
+		in = append(in, s.conform(v, lists.Filter(in[0].Type.Place, func(p ir.AxisSharding) bool {
+			return p.Dim == ir.Heads
+		})))
 	}
 	out := s.CopyWith(op, a, nil, in...)
 	if heads != "" {

@@ -50,6 +50,7 @@ func unary(f func(b *ir.Builder, x *ir.Value) *ir.Value) Build {
 func attend(how ir.Attention, documents bool) Build { return attendTo(how, documents, false) }
 
 func attendTo(how ir.Attention, documents, latent bool) Build {
+	sinks := how.Sinks != nil
 	return func(r *rand.Rand, b *ir.Builder, m Maker) *ir.Value {
 		batch, seq, kv, share, d := small(r, 2), small(r, 5), small(r, 2), small(r, 3), 2*small(r, 2)
 		how := how
@@ -62,6 +63,9 @@ func attendTo(how ir.Attention, documents, latent bool) Build {
 		if how.KeyLengths != nil { // a length from 1 on
 			t := S32(D("batch", batch))
 			how.KeyLengths = b.Add(m.IDs("lengths", t, seq), b.Fill(t, 1))
+		}
+		if sinks {
+			how.Sinks = m.In("sinks", F32(D(ir.Heads, kv*share)))
 		}
 		vt := kt
 		if latent {
@@ -185,6 +189,11 @@ var Probes = []Probe{
 		attendTo(ir.Attention{Scale: 0.5, Causal: true, Window: 2}, false, true)},
 	{"attention, size of values, documents", false,
 		attendTo(ir.Attention{Scale: 0.5, Causal: true}, true, true)},
+	{"attention, sinks", false, attend(ir.Attention{Scale: 0.7, Sinks: &ir.Value{}}, false)},
+	{"attention, sinks, window", false,
+		attend(ir.Attention{Scale: 0.5, Causal: true, Window: 2, Sinks: &ir.Value{}}, false)},
+	{"attention, sinks, documents", false,
+		attendTo(ir.Attention{Scale: 0.5, Causal: true, Sinks: &ir.Value{}}, true, true)},
 	{"cross_entropy", false, func(r *rand.Rand, b *ir.Builder, m Maker) *ir.Value {
 		rows, vocab := D("tokens", small(r, 4)), D("vocab", 1+small(r, 5))
 		return b.CrossEntropy(m.In("x", F32(rows, vocab)), m.IDs("labels", S32(rows), vocab.Size),

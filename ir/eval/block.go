@@ -110,12 +110,16 @@ type head struct {
 	lengths  *Array   // of keys, by row, or nil
 	segments []*Array // of queries and of keys, or none
 	places   []*Array // likewise
+	sinks    *Array   // of heads, or nil
 }
 
 func newHead(op *ir.Op, in []*Array) head {
 	h := head{op: op, q: in[0], k: in[1], v: in[2]}
 	if at := op.KeyLengths(); at > 0 {
 		h.lengths = in[at]
+	}
+	if sinks, _ := op.Sinks(); sinks != nil {
+		h.sinks, in = in[len(in)-1], in[:len(in)-1]
 	}
 	segments, places := op.MaskArgs()
 	rest := in[len(in)-len(segments)-len(places):]
@@ -205,7 +209,11 @@ func attention(op *ir.Op, in, out []*Array) {
 	h := newHead(op, in)
 	n, row := in[2].Type.Size(ir.HeadDim), 0
 	h.eachQuery(func(at, keys []int64, _, score []float64) {
-		lse := logSumExp(score)
+		all := score
+		if h.sinks != nil {
+			all = append(slices.Clone(score), h.sinks.Data[at[out[1].Type.Index(ir.Heads)]])
+		}
+		lse := logSumExp(all)
 		out[1].Data[row] = lse
 		to := offset(out[0].Type, append(append([]int64{}, at...), 0))
 		for j, s := range score {

@@ -111,6 +111,14 @@ func Sharded() []Kernel {
 	}
 }
 
+// Sinks are attentions with sinks, which other kernels print without them.
+func Sinks() []Kernel {
+	return []Kernel{{Name: kernels.Plain, Kinds: []string{"attention"}, Print: attentionWithSinks,
+		Applies: func(_ *kernels.Selector, op *ir.Op) (string, bool) {
+			return "", op.Attrs.Bool("sinks")
+		}}}
+}
+
 // Plain are attentions that stay plain on a target that has a kernel for others; the reason is
 // worth a line in the report.
 func Plain() []Kernel {

@@ -273,6 +273,23 @@ func attention(w *Writer, op *ir.Op, in []Val) []Val {
 	return []Val{a.UngroupHeads(o, op.Out[0].Type), a.UngroupHeads(lse, op.Out[1].Type)}
 }
 
+// attentionWithSinks rescales what the rule of an attention without sinks gives, whichever it is:
+// with lse' = log(exp(lse) + exp(sink)), the output becomes o·exp(lse − lse').
+func attentionWithSinks(w *Writer, op *ir.Op, in []Val) []Val {
+	_, plain := op.Sinks()
+	n := len(in) - 1
+	out := w.rule(plain)(w, plain, in[:n])
+	o, lse := out[0], out[1]
+	sinks := w.BroadcastTo(w.Convert(in[n], dtype.F32), lse.Type)
+	top := w.Elementwise("maximum", lse, sinks)
+	less := func(x Val) Val { return w.Elementwise("exponential", w.Elementwise("subtract", x, top)) }
+	total := w.Elementwise("add", less(lse), less(sinks))
+	share := w.Elementwise("divide", less(lse), total)
+	wide := w.Convert(o, dtype.F32)
+	o = w.Convert(w.Elementwise("multiply", wide, w.BroadcastTo(share, wide.Type)), o.Type.Elem)
+	return []Val{o, w.Elementwise("add", top, w.Elementwise("log", total))}
+}
+
 // attentionGrad recomputes the probabilities P from the log-sum-exp: dV = Pᵀ dO, dP = dO Vᵀ, dS = P
 // ∘ (dP − rowsum(dO ∘ O)), dQ = dS K, dK = dSᵀ Q; gradients of keys sum over the group.
 func attentionGrad(w *Writer, op *ir.Op, in []Val) []Val {
