@@ -40,6 +40,7 @@ def load(folder, dtype):
     for what in ("missing_keys", "unexpected_keys", "mismatched_keys"):
         if info.get(what):
             sys.exit(f"{folder}: {what} {info[what]}")
+    model.config._experts_implementation = "eager"  # the default wants rows of 16 bytes
     return model.eval()
 
 
