@@ -108,6 +108,13 @@ func (m modelRow) config(shared json.RawMessage) *Config {
 		c.LocalRope = cmp.Or(c.LocalRope, c.Rope)
 		c.Rotary = int64(float64(c.HeadDim) * cmp.Or(s.Partial, 1))
 	}
+	if a := c.MLA; a != nil {
+		c.Rotary = a.Rope
+		if a.MScale != 0 {
+			m := mscale(c.Rope.Factor, a.MScale)
+			c.AttnScale *= m * m
+		}
+	}
 	if c.MoE != nil {
 		c.MoE.Score, c.MoE.Scale = cmp.Or(c.MoE.Score, softmax), cmp.Or(c.MoE.Scale, 1)
 	}

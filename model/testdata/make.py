@@ -96,6 +96,9 @@ EXPERTS = {
     "qwen3_moe": ("qwen3_moe", few | dict(num_experts=6, moe_intermediate_size=10, intermediate_size=14,
         num_experts_per_tok=3, head_dim=6, norm_topk_prob=True, num_hidden_layers=3, mlp_only_layers=[0])),
     "olmoe": ("olmoe", few | dict(num_experts=4, intermediate_size=14, clip_qkv=1.25)),
+    "gpt_oss": ("gpt_oss", few | dict(num_local_experts=4, intermediate_size=10, num_hidden_layers=4, head_dim=8,
+        sliding_window=4, swiglu_limit=0.75, rope_parameters=dict(rope_type="yarn", rope_theta=150.0, factor=4.0,
+            beta_fast=4.0, beta_slow=1.0, truncate=False, original_max_position_embeddings=16))),
     "deepseek_v3": ("deepseek_v3", {k: v for k, v in few.items() if k != "router_aux_loss_coef"} | dict(
         num_key_value_heads=4, n_routed_experts=8, num_experts_per_tok=3, n_group=4, topk_group=2,
         n_shared_experts=2, moe_intermediate_size=8, intermediate_size=14, first_k_dense_replace=1,
@@ -104,7 +107,7 @@ EXPERTS = {
             beta_slow=1.0, mscale=1.0, mscale_all_dim=0.8, original_max_position_embeddings=16))),
 }
 MODELS |= EXPERTS
-RETRIES = {"deepseek_v3": 15}  # added to seeds, where routing finds fault with earlier ones
+RETRIES = {"deepseek_v3": 15, "gpt_oss": 5}  # added to seeds, where routing finds fault with earlier ones
 
 
 def make(name):
