@@ -151,8 +151,8 @@ func TestExportFails(t *testing.T) {
 		t.Error(err)
 	}
 	refused(t, out, Options{}, diag.BadInput, "has no config.json")
-	moe := mustOpen(t, "deepseek-v3", Options{})
-	_, err = Export(t.TempDir(), moe.Config, ExportOptions{}, m.Read)
+	unknown := mustOpen(t, "grok1-314b", Options{})
+	_, err = Export(t.TempDir(), unknown.Config, ExportOptions{}, m.Read)
 	wantError(t, err, diag.NotSupported)
 }
 
