@@ -2,6 +2,8 @@ package capture
 
 import (
 	"bytes"
+	"encoding/binary"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -585,6 +587,47 @@ func sameExport(t *testing.T, m *Model) {
 		}
 		if !slices.Equal(got, want) {
 			t.Errorf("%s differs after an export", p.Name)
+		}
+	}
+}
+
+// A NaN among scaled weights, or a scale that is one, is found and named.
+func TestScaledWeightsNotFinite(t *testing.T) {
+	for name, c := range map[string]struct {
+		tensor, named string
+		code          byte
+	}{
+		"fp8":   {"model.layers.1.mlp.experts.1.up_proj.weight", "model.layers.1.mlp.experts.1.up_proj.weight", 0x7f},
+		"mxfp4": {"model.layers.1.mlp.experts.down_proj_scales", "model.layers.1.mlp.experts.down_proj_blocks", 0xff},
+	} {
+		dir := t.TempDir()
+		for _, file := range []string{"config.json", "model.safetensors"} {
+			text, err := os.ReadFile(filepath.Join("testdata", name, file))
+			if err != nil {
+				t.Fatal(err)
+			}
+			if file == "model.safetensors" {
+				var header map[string]struct {
+					At []int64 `json:"data_offsets"`
+				}
+				n := int64(binary.LittleEndian.Uint64(text))
+				_ = json.Unmarshal(text[8:8+n], &header)
+				text[8+n+header[c.tensor].At[0]] = c.code
+			}
+			if err := os.WriteFile(filepath.Join(dir, file), text, 0o600); err != nil {
+				t.Fatal(err)
+			}
+		}
+		m := mustOpen(t, dir, Options{})
+		bad, err := m.NotFinite(t.Context())
+		if err != nil || len(bad) != 1 || bad[0].Tensor != c.named {
+			t.Errorf("%s: %v, %v", name, bad, err)
+		}
+		for _, p := range m.Config.Params() {
+			err := m.Read(&p, make([]float32, p.Size()))
+			if hit := slices.Contains(p.Tensors(), strings.TrimSuffix(c.named, "_blocks")); hit != (err != nil) {
+				t.Errorf("%s: reading %s gives %v", name, p.Name, err)
+			}
 		}
 	}
 }

@@ -1,6 +1,9 @@
 package model
 
-import "slices"
+import (
+	"encoding/json"
+	"slices"
+)
 
 // mixtral is llama with experts in all layers, and windows in all or none.
 func (r *reader) mixtral() {
@@ -83,6 +86,10 @@ func (r *reader) gptOSS() {
 	c.QKVBias = get(r, true, "attention_bias")
 	c.OutBias = c.QKVBias
 	c.Norm.Eps = get(r, 1e-5, "rms_norm_eps")
+	if !set(r.keys["rope_scaling"]) && !set(r.keys["rope_parameters"]) { // transformers' own default
+		r.keys["rope_scaling"] = json.RawMessage(`{"rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0,
+			"beta_slow": 1.0, "truncate": false, "original_max_position_embeddings": 4096}`)
+	}
 	r.rope(150000)
 	r.window = unlessNull[int64](r, 128, "sliding_window")
 	r.windows(func(i int64) bool { return i%2 == 0 })

@@ -109,7 +109,8 @@ var initValues = map[string][]float32{
 // Every layout of a model's weights begins from the same tensors: stacked, layer by layer, and in
 // families that keep the same weights in other tensors or transposed.
 func TestInitIsOfTheTensor(t *testing.T) {
-	for _, name := range []string{"gpt2", "llama3-8b", "gemma2-2b", "phi3-mini", "nemotron-8b"} {
+	for _, name := range []string{"gpt2", "llama3-8b", "gemma2-2b", "phi3-mini", "nemotron-8b",
+		"mixtral-8x7b", "olmoe-1b-7b", "gpt-oss-20b", "qwen3-30b-a3b"} {
 		preset, err := Find(name)
 		if err != nil {
 			t.Fatal(err)
@@ -119,6 +120,10 @@ func TestInitIsOfTheTensor(t *testing.T) {
 		c.Windowed = slices.Clone(c.Windowed[:min(4, len(c.Windowed))])
 		if c.Learned {
 			c.KVHeads = 6
+		}
+		if c.MoE != nil {
+			experts := *c.MoE
+			experts.Experts, experts.MLP, c.MoE = 8, 13, &experts
 		}
 		for _, p := range c.Params() {
 			whole := make([]float32, p.Size())

@@ -157,6 +157,8 @@ func (c *Config) writeRope(m map[string]any) {
 		m["rope_scaling"] = map[string]any{"rope_type": "llama3", "factor": number(r.Factor),
 			"low_freq_factor": number(r.Low), "high_freq_factor": number(r.High),
 			"original_max_position_embeddings": int64(r.Original)}
+	case c.Arch == "gpt_oss" && r.Factor == 0: // which has YaRN where nothing is said
+		m["rope_scaling"] = map[string]any{"rope_type": "default"}
 	case r.Factor != 0:
 		m["rope_scaling"] = map[string]any{"rope_type": "linear", "factor": number(r.Factor)}
 	}
