@@ -229,8 +229,8 @@ func SegmentName(stack string, from int64) string {
 // per round: stack w becomes w.0, w.1 and so on. On a CPU the gradient of a slice of a stack costs
 // more than the stack saves.
 //
-// Call it before Grad. Every stacked operand must be a graph input, and the repeat must have no
-// stacked results.
+// Call it before Grad. Every stacked operand must be a graph input. What a repeat stacks up must be
+// statistics, results of the graph, and becomes a result for each round, named likewise.
 func Unroll(g *Graph) (*Graph, error) {
 	d := segmenter{NewRewriter(g.Name, g.Mesh...), map[*Value][]*Value{}, nil, true}
 	return d.graph(g)
@@ -294,14 +294,38 @@ func (d *segmenter) graph(g *Graph) (*Graph, error) {
 			return nil, diag.New(diag.GraphInvalid, "cannot split a loop: %v", err).At("graph %s", g.Name)
 		}
 	}
-	return d.end(g)
+	whole := *g
+	whole.Results = nil
+	for _, v := range g.Results {
+		if v.def == nil || d.parts[v] == nil {
+			whole.Results = append(whole.Results, v)
+			continue
+		}
+		for k, x := range d.parts[v] { // what a loop stacks up is a result for each run
+			part := &Value{Name: d.partName(v, k), Means: v.Means, def: v.def}
+			d.Replacement[part] = x
+			whole.Results = append(whole.Results, part)
+		}
+	}
+	return d.end(&whole)
+}
+
+// partName is what run k of a loop calls its part of a stack.
+func (d *segmenter) partName(stack *Value, k int) string {
+	if d.unroll {
+		return LayerName(stack.Name, k)
+	}
+	return SegmentName(stack.Name, d.runs(stack.def.Loop().N)[k][0])
 }
 
 // loop writes a loop once for each run of its rounds.
 func (d *segmenter) loop(l Loop) error {
 	carries := len(l.Carries)
-	if len(l.Out) > carries {
-		return fmt.Errorf("a repeat stacks up %s", l.Out[carries])
+	for _, v := range l.Out[carries:] {
+		if v.Means.Role != program.Stat {
+			return fmt.Errorf("a repeat stacks up %s, which is no statistic", v)
+		}
+		d.parts[v] = make([]*Value, len(d.runs(l.N)))
 	}
 	in, runs := d.Mapped(l.In), d.runs(l.N)
 	for k := range runs {
@@ -315,7 +339,11 @@ func (d *segmenter) loop(l Loop) error {
 		if !d.unroll {
 			from, to := runs[k][0], runs[k][1]
 			a := l.Attrs.With("n", to-from).With("first", l.First+from)
-			copy(in, d.CopyWith(l.Op, a, l.Body.Clone(), slices.Clone(in)...))
+			out := d.CopyWith(l.Op, a, l.Body.Clone(), slices.Clone(in)...)
+			copy(in[:carries], out)
+			for i, v := range l.Out[carries:] {
+				d.parts[v][k] = out[carries+i]
+			}
 			continue
 		}
 		round := Rewriter{d.Builder, map[*Value]*Value{}}
@@ -326,8 +354,12 @@ func (d *segmenter) loop(l Loop) error {
 			}
 			round.Copy(op)
 		}
-		copy(in, round.Mapped(l.Body.Results))
+		out := round.Mapped(l.Body.Results)
+		copy(in[:carries], out)
+		for i, v := range l.Out[carries:] {
+			d.parts[v][k] = out[carries+i]
+		}
 	}
-	d.Map(l.Out, in[:carries])
+	d.Map(l.Out[:carries], in[:carries])
 	return nil
 }
