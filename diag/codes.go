@@ -85,6 +85,8 @@ const (
 	// ReplicasDiffer: devices that must have the same bits of a parameter differ: one of them
 	// computed wrongly, or its memory changed.
 	ReplicasDiffer Code = "DW2111"
+	// ExpertsOverflow: experts have more tokens in a step than the plan's largest slots.
+	ExpertsOverflow Code = "DW2112"
 
 	// CompileFailed: the compiler refused the program.
 	CompileFailed Code = "DW2201"

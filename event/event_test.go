@@ -32,6 +32,8 @@ var samples = []Event{
 	Eval{1200, 65536, 2.341},
 	Precision{1241, "fall", 3, "down", "fprop", "nvfp4", "mxfp8", "x amax", 41, 6, 24,
 		"layer 3 down fprop: nvfp4 falls to mxfp8"},
+	Experts{1240, []ExpertLoad{{Layer: 3, Tokens: []int64{700, 300}, Busiest: 1.4, Idlest: 0.6, Entropy: 0.6}}},
+	RouterCollapsed{1240, 3, 3.2, 0.01},
 	Rejected{1241, "the gradient is not finite", "run/replay/1241", 9.5, Figure(math.Inf(1))},
 	Saved{1000, "run/step-1000", 3 << 30, 12.34},
 	Resumed{1000, "run/step-1000"},

@@ -4,6 +4,7 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"encoding/json"
+	"fmt"
 	"slices"
 
 	"github.com/deepwell/deepwell/internal/lists"
@@ -151,6 +152,21 @@ func (p *Programs) Again(policy *precision.Policy, inspect bool) (*Programs, err
 	s := p.spec
 	s.Policy, s.inspect = policy, inspect
 	return s.build()
+}
+
+// Layers says which layers of the model a program's part of a stack has, by the name that the stack
+// has in the loss: the first, and the distance to the next.
+func (p *Programs) Layers(module, stack string) (first, stride int64) {
+	one := lists.Find(p.Params, func(one model.Param) bool { return one.Name == stack })
+	first, stride = one.First, max(one.Step, 1)
+	row := lists.Find(p.List, func(row *Program) bool { return row.Module.Name == module })
+	if row == nil || row.Stage < 0 || p.Joint() {
+		return first, stride
+	}
+	if rounds, ok := p.Stages[row.Stage].stage.Layers[fmt.Sprintf("s%d.%s", row.Stage, stack)]; ok {
+		first += rounds[0] * stride
+	}
+	return first, stride
 }
 
 // Rungs is how many sizes of slots the plan has for experts; 1 for a model without any.

@@ -30,6 +30,8 @@ type loopState struct {
 	Policy string `json:"policy,omitempty"`
 	// Precision is the monitor's history, and the GEMMs that fell back to a wider format.
 	Precision json.RawMessage `json:"precision,omitempty"`
+	// Slots is the size of experts' slots that steps begin with, by its place in the plan's list.
+	Slots int `json:"slots,omitempty"`
 	// Eval is the digest of the validation data, if it is not held out of the training data.
 	Eval string `json:"eval,omitempty"`
 	// Plan and Options are digests of the plan and of the programs' compile options; Build names the
@@ -67,6 +69,9 @@ func (t *Trainer) manifest() (ckpt.Meta, error) {
 	remembered := loopState{Updates: t.updates, Data: digest(t.opts.Data), Guard: t.guard,
 		Policy: t.policy, Eval: t.evalDigest(), Plan: t.programs.PlanDigest(),
 		Options: t.programs.OptionsDigest(), Build: t.opts.Build, OwesEval: t.owes}
+	if t.exec.ladder != nil {
+		remembered.Slots = t.exec.ladder.rung
+	}
 	if t.controller != nil {
 		if remembered.Precision, err = t.controller.shift(); err != nil {
 			return m, err
@@ -159,6 +164,9 @@ func (t *Trainer) resume(ctx context.Context, c *ckpt.Checkpoint, old *loopState
 	}
 	if err := t.controller.resume(ctx, old.Precision); err != nil {
 		return err
+	}
+	if t.exec.ladder != nil {
+		t.exec.ladder.rung = min(old.Slots, t.programs.Rungs()-1)
 	}
 	t.saved, t.owes = t.step, old.OwesEval
 	factor := t.guard.Factor

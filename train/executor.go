@@ -31,6 +31,7 @@ type executor struct {
 	links  []engine.Link
 	peers  *peers       // the other processes; nil for a run in one process
 	staged *stagedBatch // of the present step; nil if nothing was placed ahead
+	ladder *slotLadder  // nil for a model without experts
 }
 
 // A rank is one pipeline rank of this process: its devices and the state that they hold.
@@ -81,6 +82,7 @@ func newExecutor(ctx context.Context, t *Trainer) (*executor, error) {
 			r.inputFeed = newInputFeed(t, p.Plan, p.OfRank(n))
 		}
 	}
+	c.ladder = newLadder(context.WithoutCancel(ctx), c)
 	return c, c.seeds()
 }
 
@@ -196,6 +198,7 @@ func (c *executor) free() {
 	for _, l := range c.links {
 		_ = l.Close()
 	}
+	c.ladder.free()
 	c.x.free()
 	for _, r := range c.hosted() {
 		for _, x := range r.digesters {

@@ -1,6 +1,7 @@
 package train
 
 import (
+	"cmp"
 	"context"
 	"math"
 	"slices"
@@ -18,10 +19,34 @@ import (
 // over the data axes. Each rank begins by clearing its accumulators ([step.Zero]); a step that is
 // inspected runs programs that also measure rounding errors.
 func (c *executor) gradients(ctx context.Context, b *data.Batch) (loss float64, err error) {
-	at := c.x // whose gradient programs run; Zero always runs from the programs at work
+	base := c.x // whose gradient programs run; Zero always runs from the programs at work
 	if c.probes != nil {
-		at = c.probes
+		base = c.probes
 	}
+	// Experts may have more tokens than slots: then all microbatches run once more, with more slots.
+	for rung, again := c.ladder.begin(c.t.step), true; again; {
+		at, err := c.ladder.at(ctx, rung, base)
+		if err != nil {
+			return 0, err
+		}
+		if loss, err = c.gradientsBy(ctx, at, b); err != nil {
+			return 0, err
+		}
+		c.staged = nil // taken, or dropped
+		if rung, again, err = c.ladder.climb(ctx, rung, c.overflow()); err != nil {
+			return 0, err
+		}
+		if again {
+			c.ladder.rung = rung
+		}
+	}
+	return c.peers.sum(ctx, loss)
+}
+
+// gradientsBy runs the gradient programs of a table over all microbatches, and returns the sum of
+// their losses in this process.
+func (c *executor) gradientsBy(ctx context.Context, at *compiled, b *data.Batch) (loss float64,
+	err error) {
 	err = c.each(ctx, func(ctx context.Context, r *rank) error {
 		r.stats.begin()
 		if c.probes != nil {
@@ -38,10 +63,7 @@ func (c *executor) gradients(ctx context.Context, b *data.Batch) (loss float64, 
 	default:
 		loss, err = c.pipelined(ctx, at, b)
 	}
-	if err != nil {
-		return 0, err
-	}
-	return c.peers.sum(ctx, loss)
+	return loss, err
 }
 
 // joint runs the microbatches one after the other, where forward and backward pass are one program.
@@ -348,7 +370,27 @@ func (c *executor) apply(ctx context.Context, r *rank, inputs map[string][]byte)
 
 // evaluate returns the sum of the losses over the labels of one microbatch: it runs the stages
 // forward, one after the other, and saves no activations.
-func (c *executor) evaluate(ctx context.Context, b *data.Batch) (float64, error) {
+func (c *executor) evaluate(ctx context.Context, b *data.Batch) (loss float64, err error) {
+	for rung, again := c.ladder.begin(c.t.step), true; again; {
+		for _, r := range c.hosted() {
+			r.stats.Loads = nil
+		}
+		at, err := c.ladder.at(ctx, rung, c.x)
+		if err != nil {
+			return 0, err
+		}
+		if loss, err = c.evaluateBy(ctx, at, b); err != nil {
+			return 0, err
+		}
+		if rung, again, err = c.ladder.climb(ctx, rung, c.overflow()); err != nil {
+			return 0, err
+		}
+	}
+	return c.peers.sum(ctx, loss)
+}
+
+// evaluateBy runs the forward programs of a table.
+func (c *executor) evaluateBy(ctx context.Context, at *compiled, b *data.Batch) (float64, error) {
 	p := c.t.programs
 	loss := 0.0
 	var hidden *engine.Array
@@ -357,9 +399,9 @@ func (c *executor) evaluate(ctx context.Context, b *data.Batch) (float64, error)
 		if r == nil {
 			continue
 		}
-		x := c.x.stage(step.Forward, k)
+		x := at.stage(step.Forward, k)
 		if p.Joint() {
-			x = c.x.stage(step.Evaluate, k)
+			x = at.stage(step.Evaluate, k)
 		}
 		if k > 0 && p.Stages[k-1].Rank != s.Rank {
 			at := slices.IndexFunc(x.Module().Args, func(a program.Array) bool {
@@ -392,7 +434,7 @@ func (c *executor) evaluate(ctx context.Context, b *data.Batch) (float64, error)
 			return 0, err
 		}
 	}
-	return c.peers.sum(ctx, loss)
+	return loss, nil
 }
 
 // forward runs one stage and returns the activations for the next one, or the loss.
@@ -429,9 +471,10 @@ func (c *executor) forward(ctx context.Context, r *rank, x *engine.Executable, k
 	for i, a := range run.Take() {
 		if role := m.Results[i].Role; role == program.Activation || role == program.Loss {
 			out = a
-		} else {
-			a.Free()
+			continue
 		}
+		err = cmp.Or(err, r.readLoad(ctx, a, m.Results[i]))
+		a.Free()
 	}
-	return out, nil
+	return out, err
 }

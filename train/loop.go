@@ -214,6 +214,7 @@ func (t *Trainer) oneStep(ctx context.Context, b *prefetched, start time.Time) (
 	t.advance(b)
 	result.Seconds = t.opts.Now().Sub(start).Seconds()
 	t.report(result)
+	t.reportExperts(result)
 	return result, nil
 }
 

@@ -5,6 +5,7 @@ import (
 	"encoding/binary"
 	"math"
 	"slices"
+	"strings"
 
 	"github.com/deepwell/deepwell/engine"
 	"github.com/deepwell/deepwell/ir"
@@ -30,6 +31,8 @@ type report struct {
 	Squares []float32 // optim.GradStats
 	// Copies has the rounding errors of quantized weights; empty in a step that is not inspected.
 	Copies []float64 // spmd.CopyErrors
+	// Loads are what experts had to do, by program and loop, summed over microbatches.
+	Loads map[string][]float32
 }
 
 // counts are the statistics of one program over all microbatches of a step: maxima of scales and
@@ -49,7 +52,7 @@ func (r *report) begin() {
 	if r.Next != nil {
 		r.Made, r.Next = r.Next, nil
 	}
-	r.Programs, r.Copies = nil, nil
+	r.Programs, r.Copies, r.Loads = nil, nil, nil
 }
 
 // read reads the statistics among the results of a program.
@@ -72,6 +75,10 @@ func (r *report) readOne(ctx context.Context, name string, a *engine.Array,
 	b, err := a.Read(ctx, 0)
 	if err != nil {
 		return err
+	}
+	if strings.HasPrefix(spec.Name, model.LoadPrefix) {
+		r.addLoad(name, spec.Name, b)
+		return nil
 	}
 	switch spec.Name {
 	case spmd.CopyErrors:

@@ -68,6 +68,8 @@ type Trainer struct {
 	reran, closed bool
 
 	hooks hooks
+
+	balance balance // of the experts' loads
 }
 
 // hooks are the seams at which tests inject faults into a run.
