@@ -81,6 +81,8 @@ func Differentiate(g *ir.Graph, b Boundary) (*Graphs, error) {
 	}
 	out.Forward = gr.Forward
 	out.Forward.Results = once(out.Forward.Results)
+	out.Forward.DetachLosses()
+	gr.Backward.DetachLosses() // recomputed
 	out.means(gr.Backward)
 	// Zero-bubble schedules run dgrad (early) and wgrad (late) as separate programs.
 	early, late, err := gr.Split()

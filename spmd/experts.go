@@ -13,10 +13,13 @@ import (
 // parallelism shards the experts' MLPs, and every device of its axis dispatches all their tokens.
 func (s *sharder) routed(op *ir.Op, in []*ir.Value) []*ir.Value {
 	a := op.Attrs
-	if op.Kind != "combine" { // which is linear in terms of sums
-		in = s.allReduced(in)
-	} else {
+	switch op.Kind {
+	case "combine": // it is linear in terms of sums
 		in = append([]*ir.Value{in[0]}, s.allReduced(in[1:])...)
+	case "attach_loss": // every term has the gradient of the loss
+		in = []*ir.Value{s.reduced(in[0]), in[1]}
+	default:
+		in = s.allReduced(in)
 	}
 	switch op.Kind {
 	case "expert_positions":

@@ -106,6 +106,7 @@ func NewStep(loss *ir.Graph, o Options, w *QuantizedCopies) (*Step, error) {
 	}
 	s.Evaluate = loss.Clone()
 	s.Evaluate.Name = "evaluate"
+	s.Evaluate.DetachLosses()
 	if _, err := w.Expand(s.Evaluate, ir.ReportNothing); err != nil {
 		return nil, err
 	}
@@ -145,6 +146,7 @@ func (s *Step) gradient(gr *ir.Gradient, onto bool) (*ir.Graph, error) {
 	if err != nil {
 		return nil, err
 	}
+	g.DetachLosses()
 	own := len(g.Results)
 	stats, err := s.quant.Expand(g, s.report)
 	if err != nil {

@@ -66,6 +66,8 @@ type parity struct {
 	arch      string   // of programs; "" is "cpu"
 	steps     int      // 0 means paritySteps
 	bf16      bool     // computes in bf16, with plain attention
+	capacity  float64  // of experts
+	climbed   int      // runs that needed more slots for experts
 	before    map[string][]float64
 	want      *history
 }
@@ -136,6 +138,7 @@ func (p *parity) start(ctx context.Context, how *plan.Plan, s plantest.Size,
 	r.Batch, r.Microbatch, r.Seq = int(s.Batch), int(s.Batch), int(s.Seq)
 	r.Steps = p.length()
 	r.Precision, r.Recompute = dtype.F32, nil
+	r.Experts.Capacity = p.capacity
 	if p.bf16 {
 		r.Precision = dtype.BF16
 	}
@@ -237,6 +240,9 @@ func (p *parity) run(ctx context.Context, how *plan.Plan, o Options) (*history, 
 				return nil, err
 			}
 		}
+	}
+	if l := t.exec.ladder; l != nil && l.rung > 0 {
+		p.climbed++
 	}
 	return h, p.consistent(ctx, t)
 }
