@@ -16,8 +16,8 @@ import (
 )
 
 // A slotLadder runs steps whose experts have more tokens than slots again with more slots. Programs
-// have fixed shapes: the plan has a few sizes, the first of which steps begin with, and the programs
-// of the others are compiled in the background. Nothing is updated before all choices of all
+// have fixed shapes: the plan has a few sizes, the first of which steps begin with, and the
+// programs of the others are compiled in the background. Nothing is updated before all choices of all
 // microbatches had a slot on every device, and all processes take the same size.
 //
 // A nil ladder is a model's without experts.
@@ -192,7 +192,8 @@ func (c *executor) loads() (list []load) {
 	return list
 }
 
-// routerOf is the router in the layers of a loop, by the name of its load: of block.3, block.router.3.
+// routerOf is the router in the layers of a loop, by the name of its load: of block.3,
+// block.router.3.
 func routerOf(load string) string {
 	slot, part, cut := strings.Cut(strings.TrimPrefix(load, model.LoadPrefix), ".")
 	if cut {
