@@ -17,8 +17,8 @@ import (
 
 // A slotLadder runs steps whose experts have more tokens than slots again with more slots. Programs
 // have fixed shapes: the plan has a few sizes, the first of which steps begin with, and the
-// programs of the others are compiled in the background. Nothing is updated before all choices of all
-// microbatches had a slot on every device, and all processes take the same size.
+// programs of the others are compiled in the background. Nothing is updated before all choices of
+// all microbatches had a slot on every device, and all processes take the same size.
 //
 // A nil ladder is a model's without experts.
 type slotLadder struct {
