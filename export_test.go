@@ -47,7 +47,7 @@ func saved(t *testing.T, m *capture.Model, run string, step int64) {
 // A checkpoint of every family is exported to the tensors that it was filled from, whether the run,
 // its checkpoints or the step is named.
 func TestExportCheckpoint(t *testing.T) {
-	for _, family := range []string{"llama3", "gpt2", "phi3", "gemma3"} {
+	for _, family := range []string{"llama3", "gpt2", "phi3", "gemma3", "mixtral", "gpt_oss", "deepseek_v3"} {
 		t.Run(family, func(t *testing.T) {
 			m, err := capture.Open(filepath.Join("model", "testdata", family), capture.Options{})
 			if err != nil {
