@@ -161,24 +161,16 @@ func (m *Model) blocks(p *model.Param, size int64) ([]block, error) {
 
 // blocks splits one tensor.
 func (s *stored) blocks(t int, size int64) (list []block) {
-	p := &s.param
-	b, matrices := block{stored: s, t: t, rows: p.Shape[0], cols: 1}, int64(1)
-	if n := len(p.Shape); n > 1 {
-		b.rows, b.cols = p.Shape[n-2], p.Shape[n-1]
-		matrices = lists.Product(p.Shape[:n-2], func(n int64) int64 { return n })
+	r, step := s.param.Region(), int64(1)
+	if s.param.Axis == 0 { // rows of the box are a step apart
+		step = max(1, s.param.Every)
 	}
-	step := int64(1) // rows of the box are so far apart
-	if p.Axis == 0 {
-		b.row, b.rows, step = p.From, p.To-p.From, max(1, p.Every)
-	} else {
-		b.col, b.cols = p.From, p.To-p.From
-	}
+	b := block{stored: s, t: t, col: r.Cols[0], cols: r.Cols[1] - r.Cols[0]}
 	most := max(1, size/b.cols/step) * step
-	b.whole = b.rows <= most
-	first, end := b.row, b.row+b.rows
-	for b.matrix = range matrices {
-		for b.row = first; b.row < end; b.row += most {
-			b.rows = min(most, end-b.row)
+	b.whole = r.Rows[1]-r.Rows[0] <= most
+	for b.matrix = r.Matrices[0]; b.matrix < r.Matrices[1]; b.matrix++ {
+		for b.row = r.Rows[0]; b.row < r.Rows[1]; b.row += most {
+			b.rows = min(most, r.Rows[1]-b.row)
 			list = append(list, b)
 		}
 	}

@@ -631,3 +631,27 @@ func TestScaledWeightsNotFinite(t *testing.T) {
 		}
 	}
 }
+
+// Some experts of a layer are read as they stand among all of them, in every form of checkpoints.
+func TestReadSomeExperts(t *testing.T) {
+	for _, dir := range append(families(t), "testdata/fp8", "testdata/mxfp4") {
+		m := mustOpen(t, dir, Options{})
+		for _, p := range m.Config.Params() {
+			for _, one := range p.Layers() {
+				if !one.HasExperts() {
+					continue
+				}
+				n := m.Config.MoE.Experts
+				whole := make([]float32, one.Size())
+				some := one.SliceExperts(1, n)
+				got := make([]float32, some.Size())
+				if err := errors.Join(m.Read(&one, whole), m.read(&some, got, 77)); err != nil {
+					t.Fatal(err)
+				}
+				if !slices.Equal(got, whole[one.Size()/n:]) {
+					t.Errorf("%s: the experts of %s but the first differ", dir, one.Name)
+				}
+			}
+		}
+	}
+}

@@ -11,7 +11,7 @@ func (p *Param) Forward(i int64) (t int, j int64) {
 	if p.Transposed {
 		r, c = i%b.rows, i/b.rows
 	}
-	return t, (m*b.height+b.row0+r*b.rowStep)*b.cols + b.col0 + c*b.colStep
+	return t, ((b.matrix0+m)*b.height+b.row0+r*b.rowStep)*b.cols + b.col0 + c*b.colStep
 }
 
 // Known reports whether config.json may describe models of a type.

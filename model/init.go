@@ -88,7 +88,7 @@ func (p *Param) fillRows(s *stream, m int64, dst []float32, from, to int64) {
 	b := p.box()
 	// at is the place in the tensor of row r and column c of the box.
 	at := func(r, c int64) int64 {
-		return (m*b.height+b.row0+r*b.rowStep)*b.cols + b.col0 + c*b.colStep
+		return ((b.matrix0+m)*b.height+b.row0+r*b.rowStep)*b.cols + b.col0 + c*b.colStep
 	}
 	if !p.Transposed {
 		for r := from; r < to; r++ {

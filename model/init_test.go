@@ -138,6 +138,16 @@ func TestInitIsOfTheTensor(t *testing.T) {
 				if !slices.Equal(got, whole[int64(i)*layer.Size():][:layer.Size()]) {
 					t.Errorf("%s: %s differs from its place in the stack", name, layer.Name)
 				}
+				if layer.HasExperts() {
+					some := layer.SliceExperts(3, 5)
+					part := make([]float32, some.Size())
+					if err := c.Init(&some, 42, part); err != nil {
+						t.Fatal(err)
+					}
+					if !slices.Equal(part, got[3*layer.Size()/8:][:layer.Size()/4]) {
+						t.Errorf("%s: experts 3 and 4 of %s differ", name, layer.Name)
+					}
+				}
 			}
 			std := initStd
 			if p.ends() {

@@ -40,6 +40,9 @@ type Param struct {
 
 	// First and Step give the layers of a stack: First, First+Step, and so on.
 	First, Step int64
+	// FirstExpert is the first of a layer's experts that the parameter has, 0 unless it is a part
+	// ([Param.SliceExperts]).
+	FirstExpert int64
 
 	// Stack is the name of the stack that this one is a segment of, from layer Offset on; "" for a
 	// whole stack.
@@ -84,6 +87,24 @@ func (p *Param) Slice(from, to int64) Param {
 	return one
 }
 
+// HasExperts reports whether each expert of a layer has a part of the parameter.
+func (p *Param) HasExperts() bool { return p.expertDim() >= 0 }
+
+// expertDim is the place of the experts among the dimensions, or -1.
+func (p *Param) expertDim() int {
+	return slices.IndexFunc(p.Dims, func(d ir.Dim) bool { return d.Name == ir.ExpertDim })
+}
+
+// SliceExperts gives some of a layer's experts, so that a device that has no others needs no more
+// of a checkpoint.
+func (p *Param) SliceExperts(from, to int64) Param {
+	one := *p
+	one.Dims = slices.Clone(p.Dims)
+	one.Dims[p.expertDim()].Size = to - from
+	one.FirstExpert += from
+	return one
+}
+
 // Stacked reports whether the parameter has a tensor for each of several layers.
 func (p *Param) Stacked() bool { return len(p.Dims) > 0 && p.Dims[0].Name == ir.Layer }
 
@@ -92,11 +113,14 @@ const expertPlace = "{expert}"
 
 // experts is the number of tensors of one layer: one for each expert, or one.
 func (p *Param) experts() int64 {
-	if !strings.Contains(p.Source, expertPlace) {
+	if !p.apart() {
 		return 1
 	}
-	return p.Dims[slices.IndexFunc(p.Dims, func(d ir.Dim) bool { return d.Name == ir.ExpertDim })].Size
+	return p.Dims[p.expertDim()].Size
 }
+
+// apart reports whether each expert has a tensor of its own.
+func (p *Param) apart() bool { return strings.Contains(p.Source, expertPlace) }
 
 // Tensors lists the names of the tensors in the order in which they are stacked: by layer, and
 // within a layer by expert.
@@ -105,14 +129,14 @@ func (p *Param) Tensors() []string {
 	if p.Stacked() {
 		layers = p.sources()
 	}
-	n := p.experts()
-	if n == 1 && !strings.Contains(p.Source, expertPlace) {
+	if !p.apart() {
 		return layers
 	}
 	var names []string
 	for _, source := range layers {
-		for i := range n {
-			names = append(names, strings.Replace(source, expertPlace, strconv.FormatInt(i, 10), 1))
+		for i := range p.experts() {
+			expert := strconv.FormatInt(p.FirstExpert+i, 10)
+			names = append(names, strings.Replace(source, expertPlace, expert, 1))
 		}
 	}
 	return names
@@ -160,9 +184,11 @@ func (p *Param) part() int64 {
 }
 
 // A box is the part of a tensor that is a parameter's: of each of count matrices of height rows and
-// cols columns, n rows and width columns from row0 and col0 on, every rowStep and colStep.
+// cols columns, the first of them matrix0, rows and width columns from row0 and col0 on, every
+// rowStep and colStep.
 type box struct {
 	count, height, cols  int64
+	matrix0              int64
 	row0, rows, rowStep  int64
 	col0, width, colStep int64
 }
@@ -182,7 +208,27 @@ func (p *Param) box() box {
 	} else {
 		b.col0, b.width, b.colStep = p.From, n, step
 	}
+	// A tensor of all experts has a matrix for each, or a row if they are vectors.
+	switch dim := p.expertDim(); {
+	case dim < 0 || p.apart():
+	case len(p.Shape) > 2:
+		b.matrix0, b.count = p.FirstExpert, p.Dims[dim].Size
+	default:
+		b.row0, b.rows = p.FirstExpert, p.Dims[dim].Size
+	}
 	return b
+}
+
+// A Region is the smallest part of a tensor that has all of a parameter's elements: some matrices,
+// and of each some rows and columns, from the first to behind the last. A vector is one column.
+type Region struct{ Matrices, Rows, Cols [2]int64 }
+
+// Region gives the part of a tensor to read.
+func (p *Param) Region() Region {
+	b := p.box()
+	span := func(from, n, step int64) [2]int64 { return [2]int64{from, from + (n-1)*step + 1} }
+	return Region{span(b.matrix0, b.count, 1), span(b.row0, b.rows, b.rowStep),
+		span(b.col0, b.width, b.colStep)}
 }
 
 // Inverse says which element of the parameter stands at place j of tensor t, if it is one of its.
@@ -190,7 +236,8 @@ func (p *Param) Inverse(t int, j int64) (i int64, ok bool) {
 	b := p.box()
 	m, j := j/(b.height*b.cols), j%(b.height*b.cols)
 	r, c := j/b.cols-b.row0, j%b.cols-b.col0
-	if r < 0 || c < 0 || r%b.rowStep != 0 || c%b.colStep != 0 {
+	m -= b.matrix0
+	if m < 0 || r < 0 || c < 0 || r%b.rowStep != 0 || c%b.colStep != 0 {
 		return 0, false
 	}
 	if r, c = r/b.rowStep, c/b.colStep; r >= b.rows || c >= b.width || m >= b.count {
@@ -224,7 +271,7 @@ func move[E any](p *Param, t int, param, tensor []E, take bool) error {
 	b := p.box()
 	param = param[int64(t)*p.part():][:p.part()]
 	for m := range b.count {
-		ours, theirs := param[m*b.rows*b.width:], tensor[m*b.height*b.cols:]
+		ours, theirs := param[m*b.rows*b.width:], tensor[(b.matrix0+m)*b.height*b.cols:]
 		switch {
 		case p.Transposed:
 			moveTransposed(b, ours, theirs, take)

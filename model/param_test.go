@@ -34,15 +34,22 @@ func anyParam(t *rapid.T) model.Param {
 		}
 	}
 	experts := ir.Dim{Name: ir.ExpertDim, Size: rapid.Int64Range(1, 4).Draw(t, "experts")}
-	switch rapid.SampledFrom([]string{"", "apart", "together"}).Draw(t, "form") {
-	case "apart":
+	some := true
+	switch form := rapid.SampledFrom([]string{"", "apart", "together"}).Draw(t, "form"); {
+	case form == "apart":
 		p.Dims, p.Source = append(p.Dims, experts), "layer.{}.expert.{expert}.w"
-	case "together":
-		if len(p.Shape) > 1 {
-			p.Dims, p.Shape = append(p.Dims, experts), append([]int64{experts.Size}, p.Shape...)
-		}
+	case form == "together" && len(p.Shape) > 1:
+		p.Dims, p.Shape = append(p.Dims, experts), append([]int64{experts.Size}, p.Shape...)
+	case form == "together": // a row of a matrix for each
+		p.Dims, p.Shape, p.Axis = append(p.Dims, experts), []int64{experts.Size, p.Shape[0]}, 1
+	default:
+		some = false
 	}
 	p.Dims = append(p.Dims, ir.Dim{Name: "all", Size: elements})
+	if some && rapid.Bool().Draw(t, "some experts") {
+		from := rapid.Int64Range(0, experts.Size-1).Draw(t, "first expert")
+		return p.SliceExperts(from, rapid.Int64Range(from+1, experts.Size).Draw(t, "last expert"))
+	}
 	return p
 }
 

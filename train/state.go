@@ -250,6 +250,9 @@ type computed struct {
 	params  map[string]*model.Param // of masters
 	make    func(name string, param *model.Param, dst []byte) error
 	held    ckpt.Memory
+	// ofExperts: make also fills a part of a layer's experts, those from first on are held.
+	ofExperts bool
+	first     int64
 }
 
 // computed returns a boxReader over a function that fills one tensor; param is nil for moments.
@@ -280,13 +283,22 @@ func tensors(p *step.Programs) map[string]ckpt.Tensor {
 
 // ReadSlice implements boxReader.
 func (c *computed) ReadSlice(name string, box ckpt.Box, dst []byte) error {
+	one, param, first := c.tensors[name], c.params[name], int64(0)
+	if c.ofExperts && param != nil && param.HasExperts() {
+		// The experts of a layer are 45 GB of DeepSeek-V3; a device has a few of them.
+		first = box.Start[0]
+		some := param.SliceExperts(first, first+box.Size[0])
+		param, one.Shape = &some, append([]int64{box.Size[0]}, one.Shape[1:]...)
+		box.Start = append([]int64{0}, box.Start[1:]...)
+	}
 	// Tensors are read in order, all boxes of one before the next, so one is enough to hold.
-	if c.held.Bytes(name) == nil {
-		whole, err := c.held.Only(c.tensors[name])
+	if c.held.Bytes(name) == nil || c.first != first || int64(len(c.held.Bytes(name))) != one.Bytes() {
+		whole, err := c.held.Only(one)
 		if err != nil {
 			return err
 		}
-		if err := c.make(name, c.params[name], whole); err != nil {
+		c.first = first
+		if err := c.make(name, param, whole); err != nil {
 			return err
 		}
 	}

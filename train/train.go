@@ -149,7 +149,9 @@ func (t *Trainer) start(ctx context.Context) error {
 	if c != nil {
 		err = t.resume(ctx, c, old)
 	} else {
-		err = t.fill(ctx, t.computed(initial(t.opts.Init)))
+		state := t.computed(initial(t.opts.Init))
+		state.ofExperts = true
+		err = t.fill(ctx, state)
 	}
 	if err != nil {
 		return err
