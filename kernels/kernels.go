@@ -21,8 +21,8 @@ const (
 	HeadFirst = "head first"
 	// Chunked is cross-entropy that sums a chunk of the vocabulary at a time.
 	Chunked = "chunked"
-	// Windowed is quantization with block maxima by reduce_window, and a barrier between scales and
-	// codes.
+	// Windowed is reduce_window: quantization with block maxima by it, and a barrier between scales
+	// and codes; the positions of choices of experts as running sums of one-hot rows.
 	Windowed = "windowed"
 	// Folded is a sum of all elements by slices that are added as whole vectors.
 	Folded = "folded"

@@ -15,7 +15,7 @@ func expertRules() map[string]Rule {
 		"expert_positions": sortedPositions,
 		"expert_counts": func(w *Writer, op *ir.Op, in []Val) []Val {
 			out := op.Out[0].Type
-			hit := w.oneHot(in[0], op.Attrs.Int("experts"), out.Elem)
+			hit := w.OneHot(in[0], op.Attrs.Int("experts"), out.Elem)
 			return []Val{w.Reduce(hit, "add", 0, op.Attrs.List("over")...)}
 		},
 		"expert_overflow": func(w *Writer, op *ir.Op, in []Val) []Val {
@@ -30,8 +30,8 @@ func expertRules() map[string]Rule {
 	}
 }
 
-// oneHot gives [..., router] of choices [...]: 1 at the chosen expert.
-func (w *Writer) oneHot(idx Val, experts int64, elem dtype.DType) Val {
+// OneHot gives [..., router] of choices [...]: 1 at the chosen expert.
+func (w *Writer) OneHot(idx Val, experts int64, elem dtype.DType) Val {
 	t := ir.Type{Elem: idx.Type.Elem, Dims: append(slices.Clone(idx.Type.Dims),
 		ir.Dim{Name: ir.RouterDim, Size: experts})}
 	hit := w.Compare("EQ", w.BroadcastTo(idx, t), w.Iota(t, ir.RouterDim))
