@@ -118,9 +118,10 @@ type Options struct {
 
 	Data Dataset    // nil is for Gradients, Update, Eval and Save alone
 	Eval EvalSource // nil turns validation off
-	// Init fills one parameter of a run that does not resume from a checkpoint. nil asks the model,
-	// if it has the method Init of [model.Config], with the recipe's seed; a new run needs one of
-	// them.
+	// Init fills one parameter of a run that does not resume from a checkpoint: one layer of a stack,
+	// and of a layer's experts those that a device has ([model.Param.SliceExperts]). nil asks the
+	// model, if it has the method Init of [model.Config], with the recipe's seed; a new run needs one
+	// of them.
 	Init func(p *model.Param, dst []float32) error
 
 	// Locked says that the caller has locked the folder Recipe.Out, or only reads from it. Else New
