@@ -17,9 +17,9 @@ const LoadPrefix = "stat.load."
 // choices had no slot: they are missing in the result, which must not be used. Dropped is how many
 // were dropped by the capacity factor. Entropy is the router's, in nats.
 const (
-	LoadOverflow = iota
-	LoadDropped
+	LoadDropped = iota
 	LoadEntropy
+	LoadOverflow
 	LoadExtras // how many there are
 )
 
@@ -181,16 +181,14 @@ func (m *maker) load(r routing, chosen, pos *ir.Value) *ir.Value {
 	// -Σ p log p, where p log p is 0 for p 0.
 	tiny := b.Fill(ir.Type{Elem: dtype.F32}, 1e-30)
 	entropy := b.Neg(b.Sum(b.Mul(p, b.Log(b.Add(p, tiny))), ir.Batch, ir.Seq, ir.RouterDim))
-	extras := []*ir.Value{
-		b.ExpertOverflow(pos, m.slots()),
-		count(b.Compare("lt", r.experts, b.Fill(t, 0))),
-		entropy,
+	one := func(v *ir.Value) *ir.Value {
+		return b.Broadcast(v, 0, ir.Dim{Name: ir.RouterDim, Size: 1})
 	}
-	parts := []*ir.Value{b.ExpertCounts(chosen, e.Experts, tokens...)}
-	for _, v := range extras {
-		parts = append(parts, b.Broadcast(v, 0, ir.Dim{Name: ir.RouterDim, Size: 1}))
-	}
-	return b.Concat(ir.RouterDim, parts...)
+	dropped := count(b.Compare("lt", r.experts, b.Fill(t, 0)))
+	// What devices count of the same tokens stands together, so that one collective adds it up.
+	seen := b.Concat(ir.RouterDim, b.ExpertCounts(chosen, e.Experts, tokens...), one(dropped),
+		one(entropy))
+	return b.Concat(ir.RouterDim, seen, one(b.ExpertOverflow(pos, m.slots())))
 }
 
 // routerLoss is what the router's losses add to the loss of the step; nil without any.

@@ -261,10 +261,9 @@ func (s *sharder) halves(l ir.Loop, inner *sharder, at []map[*ir.Value]*ir.Value
 		}
 		for i, v := range l.Body.Results {
 			k := i*len(at) + h
+			results[k] = inner.Replacement[v] // a stack of terms is reduced once, behind the loop
 			if l.IsCarry(i) {
-				results[k] = inner.conform(inner.Replacement[v], at[h][l.Body.Inputs[i]].Type.Place)
-			} else {
-				results[k] = inner.reduced(inner.Replacement[v])
+				results[k] = inner.conform(results[k], at[h][l.Body.Inputs[i]].Type.Place)
 			}
 		}
 	}

@@ -291,6 +291,12 @@ func (s *sharder) op(op *ir.Op, in []*ir.Value) ([]*ir.Value, error) {
 		in = s.factors(op.Kind, in)
 	case "neg", "scale", "convert", "stop_gradient", "rename", "transpose", "embedding", "fill",
 		"iota": // any placement will do
+	case "concat": // of terms, if all parts are
+		same := func(v *ir.Value) bool { return v.Type.Place.Equal(in[0].Type.Place) }
+		if lists.Find(in, func(v *ir.Value) bool { return !same(v) }) != nil {
+			in = s.allReduced(in)
+		}
+	case "broadcast": // of terms, too
 	case "attention":
 		return s.attend(op, in), nil
 	case "expert_positions", "expert_overflow", "expert_load", "attach_loss", "dispatch", "combine":

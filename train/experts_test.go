@@ -21,11 +21,11 @@ import (
 func sparse(e *engine.Engine) map[string]*parity {
 	size := plantest.Size{Batch: 16, Micros: 2, Seq: 8}
 	mixtral := *parities(e)["llama"].config
-	mixtral.Arch, mixtral.Layers = "mixtral", 2
+	mixtral.Arch, mixtral.Layers = "mixtral", 4
 	mixtral.MoE = &model.MoE{Experts: 8, TopK: 2, MLP: 8, Score: "softmax", Normalize: true, Scale: 1,
 		AuxLoss: 0.02, ZLoss: 0.01}
 	deep := mixtral
-	deep.Layers = 3
+	deep.Layers = 4
 	deep.MoE = &model.MoE{Experts: 8, TopK: 3, MLP: 8, Shared: 8, Dense: 1, Score: "sigmoid",
 		Normalize: true, Scale: 2.5, Groups: 4, TopGroups: 2, Correction: true, AuxLoss: 0.01}
 	adam := optim.AdamW{Beta1: 0.9, Beta2: 0.95, Eps: 1e-8, Decay: 0.1, ClipNorm: 1}
