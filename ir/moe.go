@@ -28,7 +28,7 @@ func expertKinds() map[string]Kind {
 		"expert_positions": {1, takes(1, inferPositions), nil, positionsWork},
 		"expert_counts":    {1, takes(1, inferCounts), nil, nil},
 		"expert_overflow":  {1, takes(1, inferOverflow), nil, nil},
-		"expert_load":      {1, takes(4, inferLoad), loadVJP, nil},
+		"expert_load":      {1, takes(3, inferLoad), loadVJP, nil},
 		"attach_loss": {1, takes(2, inferAttach), func(d *Differ, op *Op, dy []*Value) []*Value {
 			return []*Value{dy[0], d.Fill(dual(op.In[1].Type), 1)}
 		}, nil},
@@ -109,7 +109,7 @@ func inferOverflow(_ *Graph, op *Op) ([]Type, error) {
 
 // inferLoad gives the weights of choices as they are.
 func inferLoad(_ *Graph, op *Op) ([]Type, error) {
-	w, bias, share := op.In[0].Type, op.In[2].Type, op.In[3].Type
+	w, bias := op.In[0].Type, op.In[2].Type
 	idx, err := choices(op.In[1])
 	if err != nil {
 		return nil, err
@@ -118,24 +118,22 @@ func inferLoad(_ *Graph, op *Op) ([]Type, error) {
 		return nil, err
 	}
 	if !w.Place.Equal(idx.Place) || len(bias.Dims) != 1 || bias.Dims[0].Name != RouterDim ||
-		len(bias.Place) > 0 || len(share.Dims) > 0 || share.Elem != dtype.F32 {
-		return nil, fmt.Errorf("%s, %s, %s and %s are not weights, choices, a bias and a share", w, idx,
-			bias, share)
+		len(bias.Place) > 0 {
+		return nil, fmt.Errorf("%s, %s and %s are not weights, choices and a bias", w, idx, bias)
 	}
 	return []Type{w}, nil
 }
 
 // loadVJP gives the bias what is more than its share of the load, in place of a gradient: the
-// number of choices of each expert less the mean, in parts of the mean of the whole step.
-// Microbatches and devices add up; the rule of the bias reads the sign alone (Wang et al., 2024,
-// arXiv 2408.15664).
+// number of choices of each expert less the mean. Microbatches and devices add up, exactly if the
+// number of experts is a power of two; the rule of the bias reads the sign alone (Wang et al.,
+// 2024, arXiv 2408.15664).
 func loadVJP(d *Differ, op *Op, dy []*Value) []*Value {
-	idx, bias, share := d.Use(op.In[1]), op.In[2].Type, d.Use(op.In[3])
-	n, each := float64(bias.Dims[0].Size), idx.Type.Size(Choice)
-	counts := d.ExpertCounts(idx, bias.Dims[0].Size, Names(idx.Type.Dims)...)
-	over := d.Sub(counts, d.Scale(d.Sum(counts, RouterDim), 1/n))
-	over = d.Mul(d.Scale(over, n/float64(each)), share)
-	return []*Value{dy[0], nil, d.Convert(over, bias.Elem), nil}
+	idx, bias := d.Use(op.In[1]), op.In[2].Type
+	n := bias.Dims[0].Size
+	counts := d.ExpertCounts(idx, n, Names(idx.Type.Dims)...)
+	over := d.Sub(counts, d.Scale(d.Sum(counts, RouterDim), 1/float64(n)))
+	return []*Value{dy[0], nil, d.Convert(over, bias.Elem)}
 }
 
 // inferAttach gives the first argument as it is; the second is a number.
@@ -268,9 +266,9 @@ func (b *Builder) ExpertOverflow(pos *Value, capacity int64) *Value {
 }
 
 // ExpertLoad gives the weights of choices, and lets a bias of the scores [router] have the load of
-// the experts as its gradient: see loadVJP. share is one over the number of tokens of a step.
-func (b *Builder) ExpertLoad(weights, idx, bias, share *Value) *Value {
-	return b.one("expert_load", nil, weights, idx, bias, share)
+// the experts as its gradient: see loadVJP.
+func (b *Builder) ExpertLoad(weights, idx, bias *Value) *Value {
+	return b.one("expert_load", nil, weights, idx, bias)
 }
 
 // AttachLoss gives x, and lets a loss have the gradient 1 wherever a gradient flows through x: a

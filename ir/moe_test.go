@@ -64,9 +64,8 @@ func TestLoadAndAttachedLossAreGradients(t *testing.T) {
 	idx := b.Input("idx", ir.Data, S32(D(ir.Seq, 3), D(ir.Choice, 2)), "")
 	w := b.Input("w", ir.Param, F32(D(ir.Seq, 3), D(ir.Choice, 2)), "")
 	bias := b.Input("bias", ir.Param, F32(D(ir.RouterDim, 3)), "")
-	share := b.Input("share", ir.Data, F32(), "")
 	extra := b.Scale(b.Sum(b.Mul(w, w), ir.Seq, ir.Choice), 0.5)
-	y := b.AttachLoss(b.ExpertLoad(w, idx, bias, share), extra)
+	y := b.AttachLoss(b.ExpertLoad(w, idx, bias), extra)
 	g, err := b.Graph(b.Sum(y, ir.Seq, ir.Choice))
 	if err != nil {
 		t.Fatal(err)
@@ -79,10 +78,9 @@ func TestLoadAndAttachedLossAreGradients(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	in := map[string][]float64{"idx": {0, 1, 0, 1, 0, 2}, "w": {1, 2, 3, 4, 5, 6},
-		"share": {1.0 / 3}}
+	in := map[string][]float64{"idx": {0, 1, 0, 1, 0, 2}, "w": {1, 2, 3, 4, 5, 6}}
 	got := evaluate(t, joint, in)
-	for i, want := range [][]float64{{21}, {2, 3, 4, 5, 6, 7}, {0.5, 0, -0.5}} {
+	for i, want := range [][]float64{{21}, {2, 3, 4, 5, 6, 7}, {1, 0, -1}} {
 		if !slices.Equal(got[i], want) {
 			t.Errorf("result %d is %v, not %v", i, got[i], want)
 		}

@@ -174,7 +174,7 @@ func (m *maker) graph(withLoss bool) (*ir.Graph, error) {
 		m.at[p.Name] = b.Input(p.Name, ir.Param, ir.Type{Elem: m.typeOf(p), Dims: p.Dims}, p.Source)
 	}
 	inside := at // share, for routers
-	if aux, z := m.experts.losses(c.MoE); aux != 0 || z != 0 || c.MoE != nil && c.MoE.Correction {
+	if aux, z := m.experts.losses(c.MoE); aux != 0 || z != 0 {
 		inside.share = share
 	}
 	// x is the residual stream [B, S, E] from here to the output layer.

@@ -37,7 +37,7 @@ func (m *maker) sparse(s slot, x, share *ir.Value) (y, load *ir.Value) {
 	var r routing
 	var pos *ir.Value
 	b.Tagged(ir.Router, func() {
-		r = m.route(s, x, share)
+		r = m.route(s, x)
 		tokens := []string{ir.Batch, ir.Seq, ir.Choice}
 		chosen := r.experts
 		if m.experts.Capacity > 0 {
@@ -62,7 +62,7 @@ func (m *maker) sparse(s slot, x, share *ir.Value) (y, load *ir.Value) {
 }
 
 // route scores all experts in f32 and chooses some.
-func (m *maker) route(s slot, x, share *ir.Value) routing {
+func (m *maker) route(s slot, x *ir.Value) routing {
 	b, e := m.b, m.c.MoE
 	r := routing{logits: b.Linear(b.Convert(x, dtype.F32), m.at[s.name+".router"])}
 	if bias := m.at[s.name+".router.bias"]; bias != nil {
@@ -97,8 +97,8 @@ func (m *maker) route(s slot, x, share *ir.Value) routing {
 	if e.Scale != 0 && e.Scale != 1 {
 		weights = b.Scale(weights, e.Scale)
 	}
-	if correction != nil && share != nil {
-		weights = b.ExpertLoad(weights, r.experts, correction, share)
+	if correction != nil {
+		weights = b.ExpertLoad(weights, r.experts, correction)
 	}
 	r.weights = weights
 	return r
