@@ -12,12 +12,11 @@ import (
 )
 
 // billed reports whether our own programs are priced, of a model that has a graph: then the cost
-// of a microbatch comes from that graph (package cost). Experts, latent attention and other stacks
-// use the closed forms of [builder].
+// of a microbatch comes from that graph (package cost). Experts and other stacks use the closed
+// forms of [builder].
 func (e *Estimator) billed() bool {
 	o := e.options
-	return e.profile.Name == price.Own && e.config.MoE == nil && e.config.MLA == nil && !o.Plain &&
-		o.Predict == 0
+	return e.profile.Name == price.Own && e.config.MoE == nil && !o.Plain && o.Predict == 0
 }
 
 // noBill are tags without recomputed operations in a graph's cost.

@@ -295,7 +295,7 @@ func (e *Estimator) compilable(p *plan.Plan) bool {
 	o := e.options
 	wide := e.policy == nil && (e.word == "" || e.word == dtype.FormatBF16)
 	known := wide || e.policy != nil && !e.cluster.CPU()
-	return e.profile.Name == price.Own && e.config.MoE == nil && e.config.MLA == nil && known &&
+	return e.profile.Name == price.Own && e.config.MoE == nil && known &&
 		p.EP <= 1 && o.Layers == nil && !o.Plain && o.Predict == 0
 }
 

@@ -125,6 +125,13 @@ const (
 	MLPDim   = "mlp"
 )
 
+// The dimensions of latent attention's low ranks, which plans do not shard. Of keys and values it
+// has the keys' rotated elements, too.
+const (
+	QueryRank = "q_rank"
+	KeyRank   = "kv_rank"
+)
+
 // attentionArgs is the number of arguments of an attention, or its gradient, before those that its
 // mask depends on.
 func (op *Op) attentionArgs() int {

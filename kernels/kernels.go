@@ -138,15 +138,14 @@ func (s *Selector) Attends(op *ir.Op) (kernel, why string) {
 func (a Attention) value() int64 { return cmp.Or(a.Value, a.Head) }
 
 // headFits tells whether cuDNN's gradient has a plan for the sizes of heads. Those beyond 128 have
-// none on sm_120, and with segments of a sequence: XLA gives values the offsets of keys, which
-// padded values would have, but 192 with 192 and packed 256 have no plan.
+// none on sm_120.
 func (s *Selector) headFits(a Attention) bool {
 	value := a.value()
 	if a.Head%8 != 0 || value%8 != 0 || value > a.Head {
 		return false
 	}
 	large := a.Head == 256 && value == 256 || a.Head == 192 && value == 128
-	return a.Head <= 128 || large && s.arch != "sm_120" && !a.Documents
+	return a.Head <= 128 || large && s.arch != "sm_120"
 }
 
 // againstCuDNN gives the reason why cuDNN's attention cannot be used, "" if it can. The limits are
@@ -161,7 +160,7 @@ func (s *Selector) againstCuDNN(a Attention) string {
 		return fmt.Sprintf("cuDNN wants bf16 or f16, not %s", a.Elem)
 	case !s.headFits(a):
 		return fmt.Sprintf("cuDNN wants heads of at most 128 in steps of 8, on sm_100 also of 256, or "+
-			"192 with values of 128, without documents; not %d with %d", a.Head, a.value())
+			"192 with values of 128; not %d with %d", a.Head, a.value())
 	case a.Documents && a.Chunk > 0 && a.Window > 0:
 		return "a window and documents in chunks of a sequence are no mask of cuDNN's calls; " +
 			"with cp.kind a2a, devices have whole sequences"

@@ -34,6 +34,21 @@ func (s *Selector) PackedWorkspace(elements, seq, documents int64) (bytes int64)
 	return bytes
 }
 
+// Offsets tells whether calls of segments take offsets: XLA gives values the offsets of keys, so
+// that their heads must have one size, and only sizes of at most 128 have a plan. Else segments are
+// gathered into rows of their own.
+func (a Attention) Offsets() bool { return a.Head <= 128 && a.value() == a.Head }
+
+// RowsWorkspace is the memory in bytes of the gradient's largest call of segments that are rows of
+// their own, beside [Selector.PackedWorkspace]: operands and results, bytes in all, in sequences of
+// seq tokens, as many times as there are segments a sequence.
+func (s *Selector) RowsWorkspace(bytes, seq, documents int64) (most int64) {
+	for _, l := range PackedLevels(seq, documents) {
+		most = max(most, l.Segments*bytes)
+	}
+	return most
+}
+
 // PackedLevels gives the calls for sequences with at most some number of documents, which have a
 // workspace as if each had packedFactor documents as long as itself; the last call has a larger one
 // if its sequences are not divisible by packedFactor. A sequence has less than

@@ -18,12 +18,6 @@ type MLA struct {
 	MScale float64
 }
 
-// The dimensions of the low ranks. Of keys and values it has the keys' rotated elements, too.
-const (
-	dimQRank  = "q_rank"
-	dimKVRank = "kv_rank"
-)
-
 // latentEps is what DeepSeek's norms of low ranks add under the root, whatever rms_norm_eps is.
 const latentEps = 1e-6
 
@@ -52,16 +46,16 @@ func (w *writer) latent(n names) {
 	size := func(name string, n int64) []ir.Dim { return []ir.Dim{{Name: name, Size: n}} }
 	e, q, kv := []ir.Dim{c.embed()}, []ir.Dim{c.heads(), c.head()}, []ir.Dim{c.kv()}
 	if a.QRank > 0 {
-		rank := size(dimQRank, a.QRank)
+		rank := size(ir.QueryRank, a.QRank)
 		w.linears(n, ir.Attn, c.QKVBias, part{"q_down", at("q_a_proj"), e, rank})
 		w.add("q_norm", ir.Attn, at("q_a_layernorm.weight"), matrix(rank...))
 		w.linears(n, ir.Attn, false, part{"q_up", at("q_b_proj"), rank, q})
 	} else {
 		w.linears(n, ir.Attn, false, part{"q", at("q_proj"), e, q})
 	}
-	rank := size(dimKVRank, a.KVRank)
+	rank := size(ir.KeyRank, a.KVRank)
 	w.linears(n, ir.Attn, c.QKVBias,
-		part{"kv_down", at("kv_a_proj_with_mqa"), e, size(dimKVRank, a.KVRank+a.Rope)})
+		part{"kv_down", at("kv_a_proj_with_mqa"), e, size(ir.KeyRank, a.KVRank+a.Rope)})
 	w.add("kv_norm", ir.Attn, at("kv_a_layernorm.weight"), matrix(rank...))
 	w.linears(n, ir.Attn, false,
 		part{"kv_up", at("kv_b_proj"), rank, append(kv, size(ir.HeadDim, a.NoPE+a.Value)...)})
@@ -78,7 +72,7 @@ func (m *maker) latent(s slot, x *ir.Value, at tokenInfo) (q, k, v *ir.Value) {
 		return b.RMSNorm(x, m.at[s.name+name], dim, latentEps, 0)
 	}
 	if a.QRank > 0 {
-		q = normed(m.linear(x, s.name+".q_down"), ".q_norm", dimQRank)
+		q = normed(m.linear(x, s.name+".q_down"), ".q_norm", ir.QueryRank)
 		q = m.linear(q, s.name+".q_up")
 	} else {
 		q = m.linear(x, s.name+".q")
@@ -87,8 +81,8 @@ func (m *maker) latent(s slot, x *ir.Value, at tokenInfo) (q, k, v *ir.Value) {
 	q = b.Concat(ir.HeadDim, b.Slice(q, ir.HeadDim, 0, a.NoPE),
 		m.rotated(b.Slice(q, ir.HeadDim, a.NoPE, size), at))
 	low := m.linear(x, s.name+".kv_down") // [B, S, rank + R]
-	shared := b.Rename(b.Slice(low, dimKVRank, a.KVRank, a.KVRank+a.Rope), dimKVRank, ir.HeadDim)
-	up := m.linear(normed(b.Slice(low, dimKVRank, 0, a.KVRank), ".kv_norm", dimKVRank),
+	shared := b.Rename(b.Slice(low, ir.KeyRank, a.KVRank, a.KVRank+a.Rope), ir.KeyRank, ir.HeadDim)
+	up := m.linear(normed(b.Slice(low, ir.KeyRank, 0, a.KVRank), ".kv_norm", ir.KeyRank),
 		s.name+".kv_up") // [B, S, H, N+V]
 	k = b.Add(b.Pad(b.Slice(up, ir.HeadDim, 0, a.NoPE), ir.HeadDim, 0, a.Rope),
 		b.Pad(m.rotated(shared, at), ir.HeadDim, a.NoPE, 0))

@@ -53,7 +53,7 @@ func (c attentionCase) config(grad bool) string {
 	if c.segments != nil {
 		mask = "PADDING_" + mask
 	} else if c.lengths != nil {
-		mask = "PADDING"
+		mask = map[bool]string{false: "PADDING", true: "PADDING_CAUSAL"}[c.causal]
 	}
 	dims := func(name, lc, rc, lb, rb string) string {
 		return fmt.Sprintf(`"%s_dot_dimension_numbers":{"lhs_contracting_dimensions":["%s"],`+
@@ -123,6 +123,8 @@ func attentionExamples() (list []example) {
 		{name: "no mask", batch: 1, seq: 4, keys: 6, heads: 2, kv: 2, head: 8},
 		{name: "window", batch: 1, seq: 7, keys: 7, heads: 2, kv: 1, head: 8, causal: true, window: 3},
 		{name: "lengths", batch: 2, seq: 4, keys: 6, heads: 2, kv: 1, head: 8, lengths: []float64{2, 5}},
+		{name: "causal lengths", batch: 2, seq: 6, keys: 6, heads: 4, kv: 2, head: 8, causal: true, window: 4,
+			lengths: []float64{6, 3}},
 		{name: "packed", batch: 2, seq: 6, keys: 6, heads: 4, kv: 2, head: 8, causal: true,
 			segments: []segment{{0, 3}, {8, 4}, {3, 5}, {12, 0}}},
 		{name: "packed window", batch: 1, seq: 7, keys: 7, heads: 2, kv: 1, head: 8, causal: true,

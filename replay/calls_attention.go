@@ -3,6 +3,7 @@ package replay
 import (
 	"encoding/json"
 	"slices"
+	"strings"
 
 	"github.com/deepwell/deepwell/diag"
 )
@@ -46,13 +47,13 @@ type attentionScores struct {
 // readAttention reads the configuration of a call that must have this number of operands.
 func (w *writer) readAttention(s *site, operands int) (g attentionConfig) {
 	w.readConfig(s, "cudnn_fmha_backend_config", &g)
-	packed, masks := g.Segments > 1, []string{"CAUSAL", "NO_MASK", "PADDING"}
+	packed, masks := g.Segments > 1, []string{"CAUSAL", "PADDING_CAUSAL", "NO_MASK", "PADDING"}
 	more := 0 // operands of one dimension
 	switch {
 	case packed:
 		more = 4 // lengths and offsets of the segments of queries and of keys
 		masks = []string{"PADDING_CAUSAL", "PADDING"}
-	case g.Mask == "PADDING":
+	case strings.HasPrefix(g.Mask, "PADDING"):
 		more = 2 // lengths of queries and of keys
 	}
 	operands += more
@@ -61,7 +62,7 @@ func (w *writer) readAttention(s *site, operands int) (g attentionConfig) {
 		w.refuse(diag.ReplayCall, "%s has the mask %s and %d segments", s.target, g.Mask, g.Segments)
 	case g.Dropout != 0 || g.Paged || g.OldCausal:
 		w.refuse(diag.ReplayCall, "%s has dropout, pages or an old mask", s.target)
-	case g.Window < 0 || g.Window > 0 && g.Mask != masks[0]:
+	case g.Window < 0 || g.Window > 0 && !strings.HasSuffix(g.Mask, "CAUSAL"):
 		w.refuse(diag.ReplayCall, "%s has a window of %d and the mask %s", s.target, g.Window, g.Mask)
 	case len(s.values) != operands:
 		w.refuse(diag.ReplayCall, "%s has %d operands, of which replay knows %d: bias, sequence "+
@@ -177,12 +178,12 @@ func (w *writer) scores(s *site, q, k *value, g attentionConfig) *value {
 			ints(g.Scores.Dims))
 	}
 	x = w.elementwise("multiply", x, w.full(typeF32, dims, g.Scale))
-	if g.Mask == "NO_MASK" {
-		return x
-	}
-	if g.Mask == "PADDING" {
+	if g.lengths != nil {
 		seen := w.elementwise("and", w.within(g.lengths[0], dims, 2), w.within(g.lengths[1], dims, 3))
-		return w.choose(seen, x, w.full(typeF32, dims, masked))
+		x = w.choose(seen, x, w.full(typeF32, dims, masked))
+	}
+	if !strings.HasSuffix(g.Mask, "CAUSAL") {
+		return x
 	}
 	if dims[2] != dims[3] {
 		w.refuse(diag.ReplayCall, "%s masks scores of %d queries and %d keys", s.target, dims[2],

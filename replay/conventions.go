@@ -30,9 +30,9 @@ func Conventions() []Convention {
 			"[batch, heads, seq, head], and query head h reads key head h·K/H.", attention[:1]},
 		{"attention-mask", "CAUSAL lets query i see the keys up to i; a sliding window of w leaves the " +
 			"last w of them, and 0 is no window.", attention},
-		{"attention-lengths", "PADDING takes lengths of queries and of keys, int32 [batch], after the " +
-			"other operands: keys from the length on are seen by no query, and what results hold " +
-			"beyond a length is not known.", attention},
+		{"attention-lengths", "PADDING and PADDING_CAUSAL take lengths of queries and of keys, int32 " +
+			"[batch], after the other operands: keys from the length on are seen by no query, and what " +
+			"results hold beyond a length is not known.", attention},
 		{"attention-segments", "With several segments a sequence, further operands are their lengths " +
 			"and offsets, of queries and of keys: offsets count elements of the flat operand, K and V " +
 			"have the same, a causal mask begins anew in each segment, and tokens of no segment are " +

@@ -227,7 +227,7 @@ func (g *gradient) stays() bool {
 // recomputes reports whether backward reruns a linear layer's fprop.
 func (g *gradient) recomputes(param string) bool {
 	switch param[strings.LastIndexByte(param, '.')+1:] {
-	case "q", "k", "v", "o":
+	case "q", "k", "v", "o", "q_down", "q_up", "kv_down", "kv_up":
 		return g.s.again(ir.Attn)
 	}
 	return g.s.again(ir.MLP)

@@ -130,7 +130,8 @@ func (p *Predictor) segments(list []resident, q *param, mix int) []resident {
 
 // fprop is the dimension that the forward GEMM of a linear layer sums over, if fsdp may shard it.
 var fprop = map[string]string{"q": ir.EmbedDim, "k": ir.EmbedDim, "v": ir.EmbedDim,
-	"gate": ir.EmbedDim, "up": ir.EmbedDim, "o": ir.Heads, "down": ir.MLPDim}
+	"gate": ir.EmbedDim, "up": ir.EmbedDim, "o": ir.Heads, "down": ir.MLPDim,
+	"q_down": ir.EmbedDim, "q_up": ir.QueryRank, "kv_down": ir.EmbedDim, "kv_up": ir.KeyRank}
 
 // quantWeightOf adds up the copies of a parameter of some layers; nil if none is quantized.
 func quantWeightOf(c class, q *param, layers int64) *quantWeight {

@@ -7,6 +7,7 @@ import (
 	"github.com/deepwell/deepwell/dtype"
 	"github.com/deepwell/deepwell/internal/lists"
 	"github.com/deepwell/deepwell/ir"
+	"github.com/deepwell/deepwell/kernels"
 	"github.com/deepwell/deepwell/model"
 	"github.com/deepwell/deepwell/plan"
 	"github.com/deepwell/deepwell/spmd"
@@ -99,6 +100,12 @@ func (p *Predictor) sizes(pl *plan.Plan) (*sizes, error) {
 		s.queries = halves * a.Op.In[0].Type.Shape().Elements()
 		if documents := a.Op.Attrs.Int("documents"); documents > 0 {
 			s.packed = p.set.PackedWorkspace(s.queries, a.Op.In[0].Type.Size(ir.Seq), documents)
+			if heads := (kernels.Attention{Head: a.K, Value: a.V}); !heads.Offsets() {
+				// Operands have gradients, and so has the output.
+				rows := halves * 2 * lists.Sum(append(a.Op.In[:3:3], a.Op.Out[0]),
+					func(v *ir.Value) int64 { return v.Type.Shape().Bytes() })
+				s.packed += p.set.RowsWorkspace(rows, a.Op.In[0].Type.Size(ir.Seq), documents)
+			}
 		}
 		if pl.CP.Ring() {
 			s.parts = 5 * pl.CP.Shards() * halves * a.Op.Out[0].Type.Shape().Elements()

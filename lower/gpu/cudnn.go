@@ -58,7 +58,7 @@ func (w writer) config(op *ir.Op, segments int64, gemms map[string]matmul) strin
 	causal := op.Attrs.Bool("causal")
 	mask := "NO_MASK"
 	switch {
-	case segments > 1 && causal:
+	case (segments > 1 || op.Attrs.Bool("rows")) && causal:
 		mask = "PADDING_CAUSAL"
 	case segments > 1 || op.KeyLengths() > 0: // lengths come without a causal mask (kernels.Attention)
 		mask = "PADDING"
@@ -115,14 +115,18 @@ func (w writer) call(target, config string, in []val, inLayouts []string, out []
 // cudnnAttention prints flash attention: O [batch, seq, heads, head] and the log-sum-exp [batch,
 // seq, heads].
 func cudnnAttention(w writer, op *ir.Op, in []val) []val {
-	op, in, back := w.sameOffsets(op, in)
-	switch {
+	documents, _ := op.MaskArgs()
+	switch offsets := withOffsets(op); {
+	case op.Attrs.Bool("ranges") && offsets:
+		return w.ranged(op, in).attention(in)
 	case op.Attrs.Bool("ranges"):
-		return back(w.ranged(op, in).attention(in))
+		return w.ranged(op, in).rowsAttention(in)
 	case op.KeyLengths() > 0:
 		return w.lengthsAttention(op, in)
-	case withOffsets(op):
-		return back(w.pack(op, in[3]).attention(op, in[:3]))
+	case len(documents) > 0 && offsets:
+		return w.pack(op, in[3]).attention(op, in[:3])
+	case len(documents) > 0:
+		return w.pack(op, in[3]).rowsAttention(op, in[:3])
 	}
 	out := w.attend(op, in, 1)
 	out[1] = w.Transpose(out[1], ir.Names(op.Out[1].Type.Dims))
@@ -154,14 +158,18 @@ func layouts(in []val) []string {
 
 // cudnnAttentionGrad prints dQ, dK and dV from Q, K, V, O, the log-sum-exp and dO.
 func cudnnAttentionGrad(w writer, op *ir.Op, in []val) []val {
-	op, in, back := w.sameOffsets(op, in)
-	switch {
+	documents, _ := op.MaskArgs()
+	switch offsets := withOffsets(op); {
+	case op.Attrs.Bool("ranges") && offsets:
+		return w.ranged(op, in).attentionGrad(in)
 	case op.Attrs.Bool("ranges"):
-		return back(w.ranged(op, in).attentionGrad(in))
+		return w.ranged(op, in).rowsAttentionGrad(in)
 	case op.KeyLengths() > 0:
 		return w.lengthsAttentionGrad(op, in)
-	case withOffsets(op):
-		return back(w.pack(op, in[6]).attentionGrad(op, in[:6]))
+	case len(documents) > 0 && offsets:
+		return w.pack(op, in[6]).attentionGrad(op, in[:6])
+	case len(documents) > 0:
+		return w.pack(op, in[6]).rowsAttentionGrad(op, in[:6])
 	}
 	q, k, v, o, do := in[0], in[1], in[2], in[3], in[5]
 	stat := w.Transpose(in[4], ir.Names(headsFirst(in[4].Type).Dims))

@@ -206,33 +206,38 @@ func (p *packing) attention(op *ir.Op, in []val) []val {
 	for i, s := range p.calls {
 		one, args := p.view(op, s, in)
 		args = append(args, p.operands(s, op.In[0].Type, op.In[1].Type)...)
-		o := w.attend(one, args, p.levels[i].Segments) // the statistics are [segment, heads, length]
-		stat := w.Transpose(o[1], []string{o[1].Type.Dims[0].Name, o[1].Type.Dims[2].Name, ir.Heads})
-		rows := w.Reshape(stat, tokenRows(stat.Type, stat.Type.Dims[0].Size*s.length))
-		lse := w.Rows(rows, s.at)
+		o := w.attend(one, args, p.levels[i].Segments)
 		out[0] = p.joined(out[0], o[0], s, op.Out[0].Type)
-		out[1] = p.joined(out[1], lse, s, op.Out[1].Type)
+		out[1] = p.joined(out[1], p.perToken(o[1], s), s, op.Out[1].Type)
 	}
 	return out
+}
+
+// perToken is the log-sum-exp [tokens, heads] from a call's statistics [segment, heads, length].
+func (p *packing) perToken(stat val, s segments) val {
+	w, d := p.w, stat.Type.Dims
+	stat = w.Transpose(stat, []string{d[0].Name, d[2].Name, ir.Heads})
+	rows := w.Reshape(stat, tokenRows(stat.Type, stat.Type.Dims[0].Size*s.length))
+	return w.Rows(rows, s.at)
+}
+
+// statistics are a call's [segment, heads, length] from the log-sum-exp, by the tokens of each
+// segment.
+func (p *packing) statistics(lse val, s segments, tokens val) val {
+	w := p.w
+	lse = w.Reshape(lse, tokenRows(lse.Type, p.tokens))
+	stat := w.Reshape(w.Rows(lse, tokens), ir.Type{Elem: dtype.F32, Dims: []ir.Dim{
+		s.starts.Type.Dims[0], {Name: tokenDim, Size: s.length}, lse.Type.Dims[1]}})
+	return w.Transpose(stat, []string{segmentDim, ir.Heads, tokenDim})
 }
 
 // attentionGrad is dQ, dK and dV from Q, K, V, O, the log-sum-exp and dO.
 func (p *packing) attentionGrad(op *ir.Op, in []val) []val {
 	w, out := p.w, make([]val, 3)
-	lse := w.Reshape(in[4], tokenRows(in[4].Type, p.tokens))
 	for i, s := range p.calls {
 		one, args := p.view(op, s, []val{in[0], in[1], in[2], in[3], in[5]})
 		one.In = append(one.In[:0:0], one.In[:3]...)
-		// The statistics [segment, heads, length] from the tokens of each segment; what is behind its
-		// end is not read.
-		list := s32(s.starts.Type.Dims[0], ir.Dim{Name: tokenDim, Size: s.length})
-		token := w.Elementwise("add", w.BroadcastTo(s.starts, list), w.Iota(list, tokenDim))
-		token = w.Elementwise("minimum", token, w.Constant(list, float64(p.tokens-1)))
-		n := list.Dims[0].Size * s.length
-		stat := w.Rows(lse, w.Reshape(token, s32(ir.Dim{Name: tokenDim, Size: n})))
-		stat = w.Reshape(stat, ir.Type{Elem: dtype.F32, Dims: []ir.Dim{list.Dims[0], list.Dims[1],
-			lse.Type.Dims[1]}})
-		stat = w.Transpose(stat, []string{segmentDim, ir.Heads, tokenDim})
+		stat := p.statistics(in[4], s, p.rowTokens(s))
 		args = []val{args[0], args[1], args[2], stat, args[4], args[3]}
 		args = append(args, p.operands(s, op.In[0].Type, op.In[1].Type)...)
 		for j, g := range w.attendGrad(one, args, p.levels[i].Segments) {
