@@ -117,6 +117,9 @@ const (
 	maxSize    = 1 << 20
 	maxContext = 1 << 30
 	maxLayers  = 1 << 12
+	// maxExperts bounds the experts of all layers, which have tensors of their own; DeepSeek-V3 has
+	// 14,848.
+	maxExperts = 1 << 18
 )
 
 // Check reports the first thing that makes a configuration impossible.
@@ -183,6 +186,8 @@ func (m *MoE) check(layers int64) error {
 	switch {
 	case m.Experts < 1 || m.Experts > maxSize || m.TopK < 1 || m.TopK > m.Experts:
 		return bad("a token is routed to %d of %d experts", m.TopK, m.Experts)
+	case m.Experts*layers > maxExperts:
+		return bad("%d layers of %d experts, more than %d in all", layers, m.Experts, int64(maxExperts))
 	case m.MLP < 1 || m.MLP > maxSize || m.Shared < 0 || m.Shared > maxSize:
 		return bad("experts have an MLP of %d, and shared ones of %d", m.MLP, m.Shared)
 	case m.Dense < 0 || m.Dense >= layers:

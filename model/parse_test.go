@@ -178,6 +178,7 @@ func TestParseIsStrict(t *testing.T) {
 		{"llama3.1-8b", keys{"quantization_config": keys{"quant_method": "fp8"}}, "quantization_config"},
 		{"mixtral-8x7b", keys{"num_local_experts": nil}, "num_local_experts"},
 		{"mixtral-8x7b", keys{"num_experts_per_tok": 9}, "9 of 8 experts"},
+		{"mixtral-8x7b", keys{"num_local_experts": 1 << 14}, "16384 experts"},
 		{"mixtral-8x7b", keys{"router_aux_loss_coef": -1}, "below 0"},
 		{"qwen3-30b-a3b", keys{"decoder_sparse_step": 2}, "mlp_only_layers"},
 		{"qwen3-30b-a3b", keys{"decoder_sparse_step": 0}, "decoder_sparse_step"},
