@@ -61,6 +61,28 @@ func (m *maker) sparse(s slot, x, share *ir.Value) (y, load *ir.Value) {
 	return y, load
 }
 
+// Layer builds a mixture of experts with SiLU gates for tokens x [batch, seq, embed] in a graph of
+// one's own: a drop-in for its MLP. Weights have the names and dimensions of the parameters of a
+// model with experts, less the block's: router [embed, router] in f32; expert_gate, expert_up and
+// expert_down [experts, embed, mlp]; router.correction [router], shared_gate and so on as the
+// configuration has them. load is what graphs give as [LoadPrefix]: nobody may use y if its
+// [LoadOverflow] is not 0. Losses of the router are left to the caller.
+func (e *MoE) Layer(b *ir.Builder, x *ir.Value, weights map[string]*ir.Value, how ExpertShape) (
+	y, load *ir.Value) {
+	const name = "moe"
+	m := &maker{c: &Config{MoE: e, Gated: true, Activation: SiLU}, b: b, elem: x.Type.Elem,
+		at: map[string]*ir.Value{}, experts: how}
+	if len(x.Type.Dims) == 3 { // else the router's operations report it
+		m.rows = x.Type.Dims[:2]
+	} else {
+		m.rows = make([]ir.Dim, 2)
+	}
+	for key, v := range weights {
+		m.at[name+"."+key] = v
+	}
+	return m.sparse(slot{name: name, experts: true}, x, nil)
+}
+
 // route scores all experts in f32 and chooses some.
 func (m *maker) route(s slot, x *ir.Value) routing {
 	b, e := m.b, m.c.MoE

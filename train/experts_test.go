@@ -88,18 +88,20 @@ func TestExpertPlansEndAlike(t *testing.T) {
 	}
 	t.Cleanup(e.Close)
 	climbed, plans := 0, 0
-	for _, name := range []string{"mixtral", "deepseek", "dropping"} {
+	for k, name := range []string{"mixtral", "deepseek", "dropping"} {
 		p := sparse(e)[name]
 		p.hasty = true
 		rows := expertPlans()
 		if !slowtest.Enabled {
-			rows = rows[len(rows)-2:]
+			rows = rows[len(rows)-4:]
 		}
 		if p.want, err = p.run(t.Context(), nil, Options{}); err != nil {
 			t.Fatal(err)
 		}
 		for i, row := range rows {
-			if name == "dropping" && i%3 > 0 {
+			// Each plan trains one of two models, and some of them also drop tokens; spmd's interpreter
+			// holds every plan to every model.
+			if k < 2 && i%2 != k || k == 2 && i%6 != 0 {
 				continue
 			}
 			got, err := p.run(t.Context(), p.plan(row), Options{})
@@ -113,7 +115,7 @@ func TestExpertPlansEndAlike(t *testing.T) {
 		climbed += p.climbed
 	}
 	t.Logf("%d plans, %d of which needed more slots", plans, climbed)
-	if slowtest.Enabled && (plans < 60 || climbed == 0 || climbed == plans) {
+	if slowtest.Enabled && (plans < 30 || climbed == 0 || climbed == plans) {
 		t.Errorf("%d of %d plans needed more slots", climbed, plans)
 	}
 }
