@@ -25,6 +25,9 @@ func attentionGraph(t *testing.T, elem dtype.DType, head, value int64, how ir.At
 	kt := ir.Type{Elem: elem, Dims: []ir.Dim{d("batch", 2), d(ir.Keys, 1024), d(ir.KVHeads, 4), d(ir.HeadDim, head)}}
 	vt := ir.Type{Elem: elem, Dims: append(kt.Dims[:3:3], d(ir.HeadDim, value))}
 	k, v := b.Input("k", ir.Param, kt, ""), b.Input("v", ir.Param, vt, "")
+	if how.Sinks != nil {
+		how.Sinks = b.Input("sinks", ir.Param, ir.Type{Elem: elem, Dims: q.Type.Dims[2:3]}, "")
+	}
 	if how.Documents > 0 {
 		st := ir.Type{Elem: dtype.S32, Dims: q.Type.Dims[:2]}
 		how.Segments = b.Input("segments", ir.Data, st, "")
@@ -64,6 +67,7 @@ func TestAttentionIsCuDNNsOnBlackwell(t *testing.T) {
 		{"documents of heads of 256", "1xb200", dtype.BF16, 256, 256, ir.Attention{Scale: 0.07, Causal: true, Documents: 4}, 2, "cuDNN supports this shape"},
 		{"head 160", "1xb200", dtype.BF16, 160, 160, ir.Attention{Scale: 0.07, Causal: true}, 0, "at most 128"},
 		{"latent on rtx6000pro", "1xrtx6000pro", dtype.BF16, 192, 128, ir.Attention{Scale: 0.07, Causal: true}, 0, "at most 128"},
+		{"sinks", "1xb200", dtype.BF16, 64, 64, ir.Attention{Scale: 0.125, Causal: true, Window: 128, Sinks: &ir.Value{}}, 2, "cuDNN supports this shape"},
 		{"small latent on rtx6000pro", "1xrtx6000pro", dtype.BF16, 96, 64, ir.Attention{Scale: 0.07, Causal: true}, 2, "cuDNN supports this shape"},
 	} {
 		t.Run(row.name, func(t *testing.T) {
