@@ -205,6 +205,7 @@ func (b *Book) loss(c Sharding) (*ir.Graph, error) {
 		return g, nil
 	}
 	shape := model.Shape{Batch: c.Rows, Seq: c.Seq, PlainAttention: c.Plain}
+	shape.Experts.Blocks = b.policy != nil
 	shape.Elem, shape.MatmulType = b.set.Types(c.Params)
 	how := c.context()
 	facts := b.model.Facts()

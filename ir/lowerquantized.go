@@ -18,6 +18,9 @@ const (
 	// a step. Random numbers depend on both and not on sharding.
 	InputNoise = "noise"
 	InputRows  = "rows"
+	// InputSlotNoise is [seed, draw] for the rows of experts, which are numbered by slots and not by
+	// tokens: draw differs between the microbatches of a run. A slot's token depends on the plan.
+	InputSlotNoise = "slot_noise"
 )
 
 // A QuantizedParam is a quantized copy of a weight, which a graph takes in the place of the
@@ -143,7 +146,11 @@ func (e *quantLowering) stochastic(op *Op, q Quantize, which int64) Quantize {
 	if !q.Format.Stochastic() {
 		return q
 	}
-	q.Noise = e.noise(op.Attrs.Int("layer"), op.Attrs.get("layer") != nil)
+	from := InputNoise
+	if op.In[len(op.In)-1].Type.Index(ExpertDim) >= 0 {
+		from = InputSlotNoise
+	}
+	q.Noise = e.noise(from, op.Attrs.Int("layer"), op.Attrs.get("layer") != nil)
 	q.Tensor = 2*op.Attrs.Int("slot") + which
 	return q
 }
@@ -226,8 +233,8 @@ func (q Quantize) Within(t Type) bool {
 	if last := q.Along[len(q.Along)-1]; t.Size(last) == 0 || t.Size(last)%q.Format.Block() != 0 {
 		return false
 	}
-	others := Without(t.Dims, q.Along...)
-	return !q.Tile || len(others) > 0 && others[len(others)-1].Size%q.Format.Block() == 0
+	side := t.TileDim(q.Along).Size
+	return !q.Tile || side > 0 && side%q.Format.Block() == 0
 }
 
 // movedAttrs gives the attributes of a move for codes or scales, whose dimensions are in another
@@ -308,8 +315,8 @@ func (e *quantLowering) loop(op *Op) {
 		var given []*Value
 		l, stack := op.Loop(), true
 		switch {
-		case w.noise == InputNoise:
-			given = []*Value{e.noises(l)}
+		case w.noise == InputNoise || w.noise == InputSlotNoise:
+			given = []*Value{e.noises(w.noise, l)}
 		case w.noise != "":
 			given, stack = []*Value{e.input(w.noise, w.values[0].Type)}, false
 		default:
@@ -333,28 +340,28 @@ func (e *quantLowering) loop(op *Op) {
 	}
 }
 
-// noise gives [seed, step, layer]. In a body the layer differs in every round.
-func (e *quantLowering) noise(layer int64, known bool) *Value {
+// noise gives [seed, step, layer] of an input. In a body the layer differs in every round.
+func (e *quantLowering) noise(from string, layer int64, known bool) *Value {
 	dim := func(n int64) Type {
 		return Type{Elem: dtype.S32, Dims: []Dim{{InputNoise, n}}}
 	}
 	if e.inside && !known {
-		return e.bodyInput(InputNoise, dim(3))
+		return e.bodyInput(from, dim(3))
 	}
-	key := "noise " + strconv.FormatInt(layer, 10)
+	key := from + " " + strconv.FormatInt(layer, 10)
 	if list := e.done[key]; list != nil {
 		return list[0]
 	}
-	v := e.Concat(InputNoise, e.input(InputNoise, dim(2)), e.Fill(dim(1), float64(layer)))
+	v := e.Concat(InputNoise, e.input(from, dim(2)), e.Fill(dim(1), float64(layer)))
 	e.done[key] = []*Value{v}
 	return v
 }
 
 // noises stacks [seed, step, layer] for the rounds of a loop: [layer, 3].
-func (e *quantLowering) noises(l Loop) *Value {
+func (e *quantLowering) noises(from string, l Loop) *Value {
 	n, first := l.N, l.First
 	layers := Type{Elem: dtype.S32, Dims: []Dim{{Layer, n}, {InputNoise, 1}}}
-	both := e.Broadcast(e.input(InputNoise, Type{Elem: dtype.S32, Dims: []Dim{{InputNoise, 2}}}), 0,
+	both := e.Broadcast(e.input(from, Type{Elem: dtype.S32, Dims: []Dim{{InputNoise, 2}}}), 0,
 		Dim{Layer, n})
 	count := e.Add(e.Iota(layers, Layer), e.Fill(layers, float64(first)))
 	return e.Concat(InputNoise, both, count)
@@ -385,8 +392,13 @@ func (e *quantLowering) input(name string, t Type) *Value {
 }
 
 // positions gives the rows and columns of a gradient's elements in the whole tensor: rows number
-// the tokens of a step's batch, columns the features, offset by the device's shard.
+// the tokens of a step's batch, or the slots of experts, columns the features, offset by the
+// device's shard.
 func (e *quantLowering) positions(t Type) (rows, cols *Value) {
+	if t.Index(ExpertDim) >= 0 {
+		return e.counted(t, ExpertDim, Slots),
+			e.counted(t, Names(Without(t.Dims, ExpertDim, Slots))...)
+	}
 	batch := []string{Batch, Seq}
 	r := Type{Elem: dtype.S32}
 	for _, name := range batch {
@@ -403,30 +415,39 @@ func (e *quantLowering) positions(t Type) (rows, cols *Value) {
 		r.Dims = append(r.Dims, d)
 	}
 	rows = e.input(InputRows, r)
-	c, n := Type{Elem: dtype.S32, Dims: Without(t.Dims, batch...)}, int64(1)
-	for i, d := range c.Dims {
-		for _, s := range t.Place {
-			if s.Dim == d.Name {
-				c.Dims[i].Size *= e.g.AxisSize(s.Axis)
-			}
-		}
-		n *= c.Dims[i].Size
-	}
-	cols = e.Iota(Type{Elem: dtype.S32, Dims: []Dim{{c.Dims[0].Name, n}}}, c.Dims[0].Name)
-	for i, d := range c.Dims[1:] {
-		n /= c.Dims[i].Size
-		cols = e.Split(cols, c.Dims[i].Name, c.Dims[i].Name, d.Name, n)
-	}
+	cols = e.counted(t, Names(Without(t.Dims, batch...))...)
 	for _, a := range e.g.Mesh { // the first axis is outermost
-		switch how := t.Place.On(a.Name); {
-		case how == "":
-		case c.Index(how) >= 0:
-			cols = e.ShardSlice(cols, a.Name, how)
-		case rows.Type.Place.On(a.Name) == "":
+		if how := t.Place.On(a.Name); slices.Contains(batch, how) && r.Place.On(a.Name) == "" {
 			rows = e.ShardSlice(rows, a.Name, how)
 		}
 	}
 	return rows, cols
+}
+
+// counted numbers the elements of some dimensions of a tensor, of which a device has a shard.
+func (e *quantLowering) counted(t Type, dims ...string) *Value {
+	c, n := Type{Elem: dtype.S32}, int64(1)
+	for _, name := range dims {
+		d := Dim{name, t.Size(name)}
+		for _, s := range t.Place {
+			if s.Dim == name {
+				d.Size *= e.g.AxisSize(s.Axis)
+			}
+		}
+		c.Dims = append(c.Dims, d)
+		n *= d.Size
+	}
+	v := e.Iota(Type{Elem: dtype.S32, Dims: []Dim{{dims[0], n}}}, dims[0])
+	for i, d := range c.Dims[1:] {
+		n /= c.Dims[i].Size
+		v = e.Split(v, c.Dims[i].Name, c.Dims[i].Name, d.Name, n)
+	}
+	for _, a := range e.g.Mesh { // the first axis is outermost
+		if how := t.Place.On(a.Name); c.Index(how) >= 0 {
+			v = e.ShardSlice(v, a.Name, how)
+		}
+	}
+	return v
 }
 
 // prune drops operations whose results nobody reads, and inputs of loops and parameters of graphs

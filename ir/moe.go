@@ -261,8 +261,24 @@ func (b *Builder) ExpertCounts(idx *Value, experts int64, over ...string) *Value
 }
 
 // ExpertOverflow counts the choices that a dispatch with this capacity has no slot for.
-func (b *Builder) ExpertOverflow(pos *Value, capacity int64) *Value {
-	return b.one("expert_overflow", attrs(map[string]any{"capacity": capacity}), pos)
+func (b *Builder) ExpertOverflow(pos *Value, capacity int64, blocks bool) *Value {
+	return b.one("expert_overflow", attrs(map[string]any{"capacity": capacity, "blocks": blocks}), pos)
+}
+
+// WholeBlocks rounds up the slots of an expert on one of n devices, whose rows meet where the
+// expert is, so that these are whole blocks of every format: wgrad quantizes along them. Tensor
+// cores take 128 rows at a time, and from 1024 on all of them are tokens' slots; fewer are padded
+// by the kernel, since slots cost wire as well.
+func WholeBlocks(slots, n int64) int64 {
+	const block, tile, many = 32, 128, 1024
+	unit := int64(block)
+	if slots*n >= many {
+		unit = tile
+	}
+	for m := n; unit > 1 && m%2 == 0; m /= 2 {
+		unit /= 2
+	}
+	return (slots + unit - 1) / unit * unit
 }
 
 // ExpertLoad gives the weights of choices, and lets a bias of the scores [router] have the load of
@@ -302,10 +318,10 @@ func (g *Graph) detach() (any bool) {
 
 // Dispatch copies rows of tokens x [..., embed] to slots [experts, capacity, embed], by choice and
 // position; or numbers of choices x [..., choice] to [experts, capacity]. Slots that nobody has are
-// zero.
-func (b *Builder) Dispatch(x, idx, pos *Value, experts, capacity int64) *Value {
-	return b.one("dispatch", attrs(map[string]any{"experts": experts, "capacity": capacity}),
-		x, idx, pos)
+// zero. blocks keeps them [WholeBlocks] where devices have parts of the tokens.
+func (b *Builder) Dispatch(x, idx, pos *Value, experts, capacity int64, blocks bool) *Value {
+	a := map[string]any{"experts": experts, "capacity": capacity, "blocks": blocks}
+	return b.one("dispatch", attrs(a), x, idx, pos)
 }
 
 // Combine adds up for every token what its slots hold.

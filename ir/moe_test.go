@@ -37,7 +37,7 @@ func TestExpertsHaveSlots(t *testing.T) {
 	x := b.Input("x", ir.Data, F32(D(ir.Batch, 2), D(ir.Seq, 2), D(ir.EmbedDim, 1)), "")
 	all := b.ExpertPositions(idx, 3, false, ir.Batch, ir.Seq, ir.Choice)
 	each := b.ExpertPositions(idx, 3, false, ir.Seq, ir.Choice)
-	rows := b.Dispatch(x, idx, all, 3, 2)
+	rows := b.Dispatch(x, idx, all, 3, 2, false)
 	g, err := b.Graph(all, each, b.ExpertCounts(idx, 3, ir.Batch, ir.Seq, ir.Choice), rows,
 		b.Combine(rows, idx, all))
 	if err != nil {

@@ -141,7 +141,7 @@ func inferQuantize(_ *Graph, op *Op) ([]Type, error) {
 		return nil, fmt.Errorf("%s cannot be transformed before it is quantized to %s or in tiles", x, f)
 	}
 	dims := Without(x.Dims, along...)
-	if op.Attrs.Bool("tile") && (len(dims) == 0 || dims[len(dims)-1].Size%f.Block() != 0) {
+	if op.Attrs.Bool("tile") && (x.TileDim(along).Size == 0 || x.TileDim(along).Size%f.Block() != 0) {
 		return nil, fmt.Errorf("%s has no tiles of %d along %v", x, f.Block(), along)
 	}
 	for _, name := range along {
@@ -157,6 +157,17 @@ func inferQuantize(_ *Graph, op *Op) ([]Type, error) {
 	scales := slices.Clone(dims)
 	scales[last].Size /= f.Block()
 	return []Type{{f.Codes(), dims, x.Place}, {f.Scales(), scales, x.Place}}, nil
+}
+
+// TileDim is the other side of the tiles of a weight that is quantized along some dimensions: the
+// innermost of the others, in the order of the weight. Experts each have tiles of their own. Its
+// size is 0 where all are summed over.
+func (t Type) TileDim(along []string) Dim {
+	kept := Without(t.Dims, append(slices.Clone(along), ExpertDim)...)
+	if len(kept) == 0 {
+		return Dim{}
+	}
+	return kept[len(kept)-1]
 }
 
 // inferAmax gives one number per tensor, or per layer of a stack; all axes that shard the tensor
@@ -236,7 +247,8 @@ func (d *Differ) weightGrad(op *Op, dy *Value) *Value {
 		return d.one("linear_dw", a, d.Use(op.In[0]), dy)
 	}
 	// The result comes out in the order of the weight, or it would have to be transposed.
-	a = a.With("swap", slices.Contains(outOf(op), op.In[1].Type.Dims[0].Name))
+	first := Without(op.In[1].Type.Dims, ExpertDim)[0].Name
+	a = a.With("swap", slices.Contains(outOf(op), first))
 	in := lists.Map(d.saveQuantized(op.In[0], f, rows), d.Use)
 	return d.one("block_dw", a, append(in, dy)...)
 }

@@ -47,6 +47,8 @@ type ExpertShape struct {
 	// Slots is the number of rows that an expert has room for, in parts of its mean load. A graph
 	// counts what has no slot as [LoadOverflow], and is then wrong. 0 is room for every token.
 	Slots float64
+	// Blocks makes the slots of an expert whole blocks, which quantized GEMMs of experts need.
+	Blocks bool
 	// Capacity is the capacity factor: of each sequence, an expert drops the choices behind Capacity
 	// times its mean load. 0 drops none.
 	Capacity float64

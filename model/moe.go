@@ -51,8 +51,10 @@ func (m *maker) sparse(s slot, x, share *ir.Value) (y, load *ir.Value) {
 	})
 	b.Tagged(ir.Experts, func() {
 		slots := m.slots()
-		rows := b.Dispatch(x, r.experts, pos, e.Experts, slots)
-		gates := b.Convert(b.Dispatch(r.weights, r.experts, pos, e.Experts, slots), m.elem)
+		to := func(v *ir.Value) *ir.Value {
+			return b.Dispatch(v, r.experts, pos, e.Experts, slots, m.experts.Blocks)
+		}
+		rows, gates := to(x), b.Convert(to(r.weights), m.elem)
 		y = b.Combine(m.expertMLP(s, rows, gates), r.experts, pos)
 	})
 	if e.Shared > 0 {
@@ -161,7 +163,11 @@ func (m *maker) slots() int64 {
 		return tokens
 	}
 	mean := float64(tokens*e.TopK) / float64(e.Experts)
-	return min(tokens, max(1, int64(math.Ceil(m.experts.Slots*mean))))
+	n := max(1, int64(math.Ceil(m.experts.Slots*mean)))
+	if m.experts.Blocks {
+		n = ir.WholeBlocks(n, 1)
+	}
+	return min(tokens, n)
 }
 
 // expertMLP computes the MLPs of all experts on their rows [experts, slots, E]. Rows are weighted
@@ -210,7 +216,7 @@ func (m *maker) load(r routing, chosen, pos *ir.Value) *ir.Value {
 	// What devices count of the same tokens stands together, so that one collective adds it up.
 	seen := b.Concat(ir.RouterDim, b.ExpertCounts(chosen, e.Experts, tokens...), one(dropped),
 		one(entropy))
-	return b.Concat(ir.RouterDim, seen, one(b.ExpertOverflow(pos, m.slots())))
+	return b.Concat(ir.RouterDim, seen, one(b.ExpertOverflow(pos, m.slots(), m.experts.Blocks)))
 }
 
 // routerLoss is what the router's losses add to the loss of the step; nil without any.

@@ -11,7 +11,9 @@ import (
 
 // slots numbers the linear layers of a block for the random streams of stochastic rounding: a
 // layer's index must never change, or runs are not reproducible.
-var slots = []string{"q", "k", "v", "o", "gate", "up", "down"}
+var slots = []string{"q", "k", "v", "o", "gate", "up", "down",
+	"expert_gate", "expert_up", "expert_down", "shared_gate", "shared_up", "shared_down",
+	"q_down", "q_up", "kv_down", "kv_up"}
 
 // Slots lists the linear layers of a block; statistics of a run are indexed by it.
 func Slots() []string { return slices.Clone(slots) }

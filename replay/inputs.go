@@ -164,7 +164,7 @@ func (f filler) batch(a program.Array, draw *rand.Rand) func(at int64) float64 {
 		}
 	case ir.InputRows:
 		return func(at int64) float64 { return float64(at) }
-	case ir.InputNoise:
+	case ir.InputNoise, ir.InputSlotNoise:
 		return func(int64) float64 { return float64(draw.Int32()) }
 	case model.InputShare:
 		return func(int64) float64 { return 1.0 / 1024 }

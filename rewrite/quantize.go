@@ -172,8 +172,8 @@ func (s *scaleSharing) scaleAll(r *ir.Rewriter, op *ir.Op) {
 func window(op *ir.Op, x ir.Type) map[string]int64 {
 	dims, block := along(op), ir.Format(op.Attrs.Text("format")).Block()
 	size := map[string]int64{dims[len(dims)-1]: block}
-	if kept := ir.Without(x.Dims, dims...); op.Attrs.Bool("tile") {
-		size[kept[len(kept)-1].Name] = block
+	if op.Attrs.Bool("tile") {
+		size[x.TileDim(dims).Name] = block
 	}
 	return size
 }

@@ -31,10 +31,10 @@ func (s *sharder) routed(op *ir.Op, in []*ir.Value) []*ir.Value {
 		in[1] = s.conform(in[1], in[0].Type.Place)
 	case "dispatch":
 		in = s.whole(in)
-		a = a.With("capacity", s.room(a.Int("capacity"), in[1].Type))
+		a = a.With("capacity", s.room(a, in[1].Type))
 	case "expert_overflow":
 		in = s.whole(in)
-		a = a.With("capacity", s.room(a.Int("capacity"), in[0].Type))
+		a = a.With("capacity", s.room(a, in[0].Type))
 	case "combine":
 		in = append([]*ir.Value{s.atTokens(in[0])}, s.whole(in[1:])...)
 	}
@@ -52,13 +52,19 @@ func (s *sharder) whole(in []*ir.Value) []*ir.Value {
 }
 
 // room is a device's part of the slots of an expert, for the tokens that it has.
-func (s *sharder) room(slots int64, choices ir.Type) int64 {
-	n := int64(1)
+func (s *sharder) room(a ir.Attrs, choices ir.Type) int64 {
+	slots, n, meet := a.Int("capacity"), int64(1), int64(1)
 	for _, share := range choices.Place {
 		size, _ := ir.Along(s.mesh, share.Axis)
-		n *= size
+		if n *= size; share.Axis == plan.ExpertAxis {
+			meet = size
+		}
 	}
-	return (slots + n - 1) / n
+	slots = (slots + n - 1) / n
+	if a.Bool("blocks") {
+		slots = ir.WholeBlocks(slots, meet)
+	}
+	return slots
 }
 
 // atExperts brings rows to the devices that have their experts, if another argument has different

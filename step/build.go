@@ -142,7 +142,7 @@ func (b *builder) check() error {
 func (b *builder) experts() {
 	e := b.Recipe.Experts
 	b.Shape.Experts = model.ExpertShape{Slots: b.Spec.Plan.ExpertSlots()[b.rung], Capacity: e.Capacity,
-		ZLoss: e.ZLoss}
+		ZLoss: e.ZLoss, Blocks: b.Programs.Policy.Quantizes()}
 	if e.AuxLoss >= 0 {
 		b.Shape.Experts.AuxLoss = &e.AuxLoss
 	}

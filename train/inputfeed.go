@@ -58,7 +58,12 @@ func newInputFeed(t *Trainer, p *plan.Plan, list []*step.Program) *inputFeed {
 // is the mean.
 func (f *inputFeed) batch(b *data.Batch, first, rows int, share float64) map[string][]byte {
 	inputs := f.tokens(b, first, rows)
-	inputs[model.InputShare], inputs[ir.InputNoise] = f32Bytes(share), int32Bytes(f.noiseSeed())
+	noise := f.noiseSeed()
+	inputs[model.InputShare], inputs[ir.InputNoise] = f32Bytes(share), int32Bytes(noise)
+	// Sequences first and up differ in every microbatch; the factor is prime, so that steps of a run
+	// do not draw what another draws for later sequences.
+	noise[1] += int32(first) * 1_000_003
+	inputs[ir.InputSlotNoise] = int32Bytes(noise)
 	return inputs
 }
 

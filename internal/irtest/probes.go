@@ -233,7 +233,7 @@ func route(r *rand.Rand, b *ir.Builder, m Maker, x *ir.Value,
 	dims := append(x.Type.Dims[:2:2], D(ir.Choice, small(r, 3)))
 	idx := m.IDs("idx", S32(dims...), experts)
 	pos := b.ExpertPositions(idx, experts, false, ir.Names(dims)...)
-	gates := b.Dispatch(m.In("gates", F32(dims...)), idx, pos, experts, capacity)
-	rows := b.Dispatch(x, idx, pos, experts, capacity)
+	gates := b.Dispatch(m.In("gates", F32(dims...)), idx, pos, experts, capacity, false)
+	rows := b.Dispatch(x, idx, pos, experts, capacity, false)
 	return b.Combine(compute(rows, gates), idx, pos)
 }

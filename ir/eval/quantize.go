@@ -59,7 +59,7 @@ func quantize(op *ir.Op, in, out []*Array) {
 		x, s := src[i*part:(i+1)*part], scales[i*part/16:(i+1)*part/16]
 		codes, amax := make([]byte, part/2), float32(in[1].Data[i])
 		if op.Attrs.Bool("tile") {
-			tiles(codes, s, x, dims, len(op.Attrs.List("along")), amax)
+			tiles(codes, s, x, dims, op.Attrs.List("along"), amax)
 		} else {
 			must(block.NVFP4(codes, s, x, amax))
 		}
@@ -86,13 +86,14 @@ func put(to *Array, bytes []byte) {
 	}
 }
 
-// tiles quantizes matrices of the last dimension that is kept and the last that is summed over.
+// tiles quantizes matrices of the tiles' other side and the last dimension that is summed over.
 // What lies between them makes more matrices, whose rows do not follow each other.
-func tiles(codes, scales []byte, src []float32, dims []ir.Dim, along int, amax float32) {
-	n := len(dims)
-	rows, cols := int(dims[n-along-1].Size), int(dims[n-1].Size)
+func tiles(codes, scales []byte, src []float32, dims []ir.Dim, along []string, amax float32) {
+	n, t := len(dims), ir.Type{Dims: dims}
+	at := t.Index(t.TileDim(along).Name)
+	rows, cols := int(dims[at].Size), int(dims[n-1].Size)
 	between := 1
-	for _, d := range dims[n-along : n-1] {
+	for _, d := range dims[at+1 : n-1] {
 		between *= int(d.Size)
 	}
 	one, q, s := make([]float32, rows*cols), make([]byte, rows*cols/2), make([]byte, rows*cols/16)

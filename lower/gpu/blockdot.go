@@ -31,29 +31,38 @@ var cudnnScales = map[dtype.DType]dtype.DType{
 
 // cudnnBlockDot calls cuDNN's block-scaled matmul directly: XLA's own rewriter silently multiplies
 // in bf16 where it does not like a layout. Operands are [rows, sum] with the summed dimension last,
-// padded to 128 rows; scales are swizzled into the order in which tensor cores read them.
+// padded to 128 rows; scales are swizzled into the order in which tensor cores read them. Experts,
+// which both operands have, go side by side: [experts, rows, sum].
 func cudnnBlockDot(w writer, op *ir.Op, in []val) []val {
 	format, n, over := ir.Format(op.Attrs.Text("format")), len(in)/2, op.Attrs.List("over")
 	out := op.Out[0].Type
+	side, first := []ir.Dim(nil), func(v val) val { return v }
+	if a, b := in[0].Type, in[n].Type; a.Index(ir.ExpertDim) >= 0 && b.Index(ir.ExpertDim) >= 0 {
+		side = []ir.Dim{{Name: ir.ExpertDim, Size: a.Size(ir.ExpertDim)}}
+		first = w.expertsFirst // which fsdp's gather has behind what it gathers along
+	}
 	var args, scales [2]val
 	var rows [2]int64
 	for i := range 2 {
-		codes, s := in[i*n], in[i*n+1]
+		codes, s := first(in[i*n]), first(in[i*n+1])
 		at := len(codes.Type.Dims) - len(over)
-		rows[i] = elements(codes.Type.Dims[:at])
+		rows[i] = elements(codes.Type.Dims[len(side):at])
 		matrix := func(v val) val {
-			return w.Reshape(v, ir.Type{Dims: []ir.Dim{{Name: "rows", Size: rows[i]},
-				{Name: "cols", Size: elements(v.Type.Dims[at:])}}})
+			return w.Reshape(v, ir.Type{Dims: slices.Concat(side, []ir.Dim{{Name: "rows", Size: rows[i]},
+				{Name: "cols", Size: elements(v.Type.Dims[at:])}})})
 		}
 		args[i] = w.bitcastElements(format, w.Pad(matrix(codes), "rows", 0, padTo(rows[i], tileRows)))
 		scales[i] = w.Bitcast(w.swizzled(matrix(s)), format.Scales())
 	}
-	t := ir.Type{Elem: out.Elem, Dims: []ir.Dim{{Name: "rows", Size: args[0].Type.Dims[0].Size},
-		{Name: "cols", Size: args[1].Type.Dims[0].Size}}}
+	t := ir.Type{Elem: out.Elem, Dims: slices.Concat(side, []ir.Dim{
+		{Name: "rows", Size: args[0].Type.Size("rows")},
+		{Name: "cols", Size: args[1].Type.Size("rows")}})}
+	order := rowMajorLayout(len(t.Dims))
 	v := w.call("__cudnn$blockScaledDot", `""`, []val{args[0], args[1], scales[0], scales[1]},
-		[]string{rowMajor2, rowMajor2, rowMajor2, rowMajor2}, []ir.Type{t}, []string{rowMajor2})[0]
+		[]string{order, order, order, order}, []ir.Type{t}, []string{order})[0]
 	v = w.Slice(w.Slice(v, "rows", 0, rows[0]), "cols", 0, rows[1])
-	v = w.Reshape(v, out)
+	rest := ir.Without(out.Dims, ir.Names(side)...)
+	v = w.Transpose(w.Reshape(v, ir.Type{Dims: slices.Concat(side, rest)}), ir.Names(out.Dims))
 	if format.TensorScale() {
 		v = w.Unscale(v, w.tensorScale(in[2]).Decode, w.tensorScale(in[n+2]).Decode)
 		v = w.Convert(v, out.Elem)
@@ -61,7 +70,20 @@ func cudnnBlockDot(w writer, op *ir.Op, in []val) []val {
 	return []val{v}
 }
 
-const rowMajor2 = "dense<[1, 0]> : tensor<2xindex>"
+// expertsFirst puts the experts of a value first.
+func (w writer) expertsFirst(v val) val {
+	rest := ir.Names(ir.Without(v.Type.Dims, ir.ExpertDim))
+	return w.Transpose(v, append([]string{ir.ExpertDim}, rest...))
+}
+
+// rowMajorLayout spells the layout of n dimensions in their order.
+func rowMajorLayout(n int) string {
+	order := make([]int, n)
+	for i := range order {
+		order[i] = n - 1 - i
+	}
+	return fmt.Sprintf("dense<[%s]> : tensor<%dxindex>", stablehlo.List(order), n)
+}
 
 // Tensor cores read scales in tiles of 128 rows and 4 columns.
 const (
@@ -89,25 +111,23 @@ func (w writer) bitcastElements(format ir.Format, codes val) val {
 // rowMajor pins a value's layout to the order of its dimensions. XLA:GPU chooses layouts by itself,
 // and inserts a copy where a consumer wants another.
 func (w writer) rowMajor(v val) val {
-	order := make([]int, len(v.Type.Dims))
-	for i := range order {
-		order[i] = len(order) - 1 - i
-	}
-	layout := fmt.Sprintf("dense<[%s]> : tensor<%dxindex>", stablehlo.List(order), len(order))
+	layout := rowMajorLayout(len(v.Type.Dims))
 	return w.Apply(v.Type, "stablehlo.custom_call @LayoutConstraint(", fmt.Sprintf(
 		") {api_version = 2 : i32, operand_layouts = [%s], result_layouts = [%[1]s]}", layout), v)
 }
 
-// swizzled puts scales [rows, cols] in the order in which tensor cores read them: tiles of 128 rows
-// and 4 columns, one after the other; in each, 32 lines of 16 bytes with rows i, i+32, i+64 and
-// i+96 side by side. Missing rows and columns are zeros.
+// swizzled puts scales [..., rows, cols] in the order in which tensor cores read them: tiles of 128
+// rows and 4 columns, one after the other; in each, 32 lines of 16 bytes with rows i, i+32, i+64
+// and i+96 side by side. Missing rows and columns are zeros.
 func (w writer) swizzled(scales val) val {
 	v := w.Pad(scales, "rows", 0, padTo(scales.Type.Size("rows"), tileRows))
 	v = w.Pad(v, "cols", 0, padTo(scales.Type.Size("cols"), tileCols))
-	rows, cols := v.Type.Dims[0].Size, v.Type.Dims[1].Size
-	cut := ir.Type{Dims: []ir.Dim{{Name: "tile", Size: rows / tileRows}, {Name: "quarter", Size: 4},
-		{Name: "line", Size: 32}, {Name: "across", Size: cols / tileCols}, {Name: "col", Size: tileCols}}}
-	order := []string{"tile", "across", "line", "quarter", "col"}
+	side := v.Type.Dims[:len(v.Type.Dims)-2]
+	cut := ir.Type{Dims: slices.Concat(side, []ir.Dim{
+		{Name: "tile", Size: v.Type.Size("rows") / tileRows}, {Name: "quarter", Size: 4},
+		{Name: "line", Size: 32}, {Name: "across", Size: v.Type.Size("cols") / tileCols},
+		{Name: "col", Size: tileCols}})}
+	order := append(ir.Names(side), "tile", "across", "line", "quarter", "col")
 	return w.Reshape(w.Transpose(w.Reshape(v, cut), order), v.Type)
 }
 

@@ -102,11 +102,8 @@ func NewQuantizer(w Writer, op *ir.Op) *Quantizer {
 // BlockDim is the dimension that blocks lie along: the last that the product sums over.
 func (q *Quantizer) BlockDim() string { return q.Along[len(q.Along)-1] }
 
-// TileDim is the other dimension of tiles: the innermost of the source that is not summed over.
-func (q *Quantizer) TileDim() ir.Dim {
-	kept := ir.Without(q.Op.In[0].Type.Dims, q.Along...)
-	return kept[len(kept)-1]
-}
+// TileDim is the other dimension of tiles.
+func (q *Quantizer) TileDim() ir.Dim { return q.Op.In[0].Type.TileDim(q.Along) }
 
 // SplitBlocks views [..., n, ...] as [..., n/block, block, ...].
 func (q *Quantizer) SplitBlocks(x val) val {
