@@ -137,11 +137,10 @@ func (m *maker) groups(scores *ir.Value) *ir.Value {
 	each := e.Experts / e.Groups
 	split := b.Split(scores, ir.RouterDim, group, member, each)
 	two, _ := b.TopK(split, member, min(2, each))
-	best, _ := b.TopK(b.Sum(two, member), group, e.TopGroups)
-	// A group takes part if it is not worse than the worst of the best. Equal sums of two scores
-	// would let in one more: transformers takes whichever its sort has first.
-	worst := b.Sum(b.Slice(best, group, e.TopGroups-1, e.TopGroups), group)
-	in := b.Compare("ge", b.Sum(two, member), worst)
+	_, best := b.TopK(b.Sum(two, member), group, e.TopGroups)
+	one := b.Shift(b.Scale(b.Convert(best, dtype.F32), 0), 1)
+	chosen := b.Scatter(one, best, group, e.Groups)
+	in := b.Compare("gt", chosen, b.Fill(ir.Type{Elem: dtype.F32}, 0))
 	return b.Merge(b.Select(in, split, b.Fill(split.Type, -1e30)), ir.RouterDim, group, member)
 }
 

@@ -1,0 +1,174 @@
+// Command balance trains small models with experts on text and prints how the load of the experts
+// develops: with the correction bias that balances routers without a loss (DeepSeek-V3), and with
+// nothing that balances them.
+package main
+
+import (
+	"bytes"
+	"encoding/json"
+	"flag"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"slices"
+
+	"github.com/deepwell/deepwell/event"
+)
+
+var (
+	deepwell = flag.String("deepwell", "deepwell", "the deepwell binary")
+	text     = flag.String("text", "", "pattern of the text to train on, such as 'src/**/*.go'")
+	steps    = flag.Int("steps", 1000, "steps of each run")
+	work     = flag.String("work", "", "folder for runs; empty makes a temporary one")
+)
+
+// settled is the step after which loads are judged.
+const settled = 200
+
+func main() {
+	flag.Parse()
+	if err := run(); err != nil {
+		fmt.Fprintln(os.Stderr, "balance:", err)
+		os.Exit(1)
+	}
+}
+
+func run() (err error) {
+	dir := *work
+	if dir == "" {
+		if dir, err = os.MkdirTemp("", "balance"); err != nil {
+			return err
+		}
+		defer os.RemoveAll(dir)
+	}
+	tokens := filepath.Join(dir, "tokenizer.json")
+	if err := command("data", "tokenizer", *text, "--vocab", "2048", "-o", tokens); err != nil {
+		return err
+	}
+	fmt.Printf("%-8s %-9s %8s %10s %22s %14s %9s\n", "experts", "balance", "loss", "settled at",
+		"busiest, mean of layers", "idlest expert", "collapsed")
+	for _, experts := range []int{8, 64} {
+		for _, rate := range []string{"0.001", "0"} {
+			out := filepath.Join(dir, fmt.Sprintf("%d-%s", experts, rate))
+			if err := train(out, tokens, experts, rate); err != nil {
+				return err
+			}
+			if err := summary(filepath.Join(out, "events.jsonl"), experts, rate); err != nil {
+				return err
+			}
+		}
+	}
+	return nil
+}
+
+// command runs deepwell.
+func command(args ...string) error {
+	var said bytes.Buffer
+	c := exec.Command(*deepwell, args...)
+	c.Stdout, c.Stderr = &said, &said
+	if err := c.Run(); err != nil {
+		return fmt.Errorf("deepwell %v: %w\n%s", args, err, said.Bytes())
+	}
+	return nil
+}
+
+// config is DeepSeek-V3's family with about a million active parameters.
+func config(experts int) map[string]any {
+	return map[string]any{"architectures": []string{"DeepseekV3ForCausalLM"},
+		"model_type": "deepseek_v3", "vocab_size": 2048, "hidden_size": 128, "intermediate_size": 256,
+		"moe_intermediate_size": 96, "num_hidden_layers": 4, "num_attention_heads": 4,
+		"num_key_value_heads": 4, "n_routed_experts": experts, "num_experts_per_tok": 2,
+		"n_shared_experts": 1, "first_k_dense_replace": 1, "n_group": 1, "topk_group": 1,
+		"norm_topk_prob": true, "routed_scaling_factor": 1.0, "kv_lora_rank": 32, "q_lora_rank": 64,
+		"qk_nope_head_dim": 16, "qk_rope_head_dim": 16, "v_head_dim": 16, "rope_theta": 10000.0,
+		"max_position_embeddings": 512, "hidden_act": "silu", "rms_norm_eps": 1e-6}
+}
+
+// train makes one run, unless it is there.
+func train(out, tokens string, experts int, rate string) error {
+	if err := os.MkdirAll(out, 0o755); err != nil {
+		return err
+	}
+	model, err := json.Marshal(config(experts))
+	if err != nil {
+		return err
+	}
+	path := filepath.Join(out, "config.json")
+	if err := os.WriteFile(path, model, 0o644); err != nil {
+		return err
+	}
+	recipe := fmt.Sprintf(`model = %q
+init = "random"
+out = %q
+steps = %d
+batch = 4
+seq = 128
+precision = "f32"
+[optimizer]
+lr = 2e-3
+warmup = 50
+[experts]
+aux_loss = 0.0
+bias_rate = %s
+[data]
+sources = [%q]
+tokenizer = %q
+[save]
+every = 0
+`, path, out, *steps, rate, *text, tokens)
+	file := filepath.Join(out, "run.toml")
+	if err := os.WriteFile(file, []byte(recipe), 0o644); err != nil {
+		return err
+	}
+	return command("train", file, "--device", "cpu")
+}
+
+// summary prints the loads of a run behind its first steps.
+func summary(path string, experts int, rate string) error {
+	f, err := os.Open(path)
+	if err != nil {
+		return err
+	}
+	defer f.Close()
+	var busiest, idlest []float64
+	loss, collapsed := 0.0, map[int]bool{}
+	for rec, err := range event.Read(f) {
+		if err != nil {
+			return err
+		}
+		switch e := rec.Event.(type) {
+		case event.Step:
+			loss += (float64(e.Loss) - loss) / 50
+			if e.Step == 1 {
+				loss = float64(e.Loss)
+			}
+		case event.RouterCollapsed:
+			collapsed[e.Layer] = true
+		case event.Experts:
+			if e.Step <= settled {
+				continue
+			}
+			mean, least := 0.0, 1.0
+			for _, l := range e.Layers {
+				mean += l.Busiest / float64(len(e.Layers))
+				least = min(least, l.Idlest)
+			}
+			busiest, idlest = append(busiest, mean), append(idlest, least)
+		}
+	}
+	if len(busiest) == 0 {
+		return fmt.Errorf("%s has no loads behind step %d", path, settled)
+	}
+	fmt.Printf("%-8d %-9s %8.3f %10d %9.2f, at most %4.2f %14.2f %9d\n", experts,
+		map[string]string{"0": "none"}[rate]+map[string]string{"0.001": "bias"}[rate], loss, settled,
+		sum(busiest)/float64(len(busiest)), slices.Max(busiest), slices.Min(idlest), len(collapsed))
+	return nil
+}
+
+func sum(list []float64) (n float64) {
+	for _, x := range list {
+		n += x
+	}
+	return n
+}
