@@ -142,10 +142,23 @@ func bytesAsNumbers(b []byte) []float64 {
 	return out
 }
 
-// blockDotExamples multiply [128, k] by [128, k] transposed, in MXFP8 and NVFP4.
-func blockDotExamples() []example {
+// blockDotExamples multiply [128, k] by [128, k] transposed, in MXFP8 and NVFP4: one of them, and
+// three side by side.
+func blockDotExamples() []example { return append(blockDots(0), blockDots(3)...) }
+
+// blockDots are of matrices, or of batches of them.
+func blockDots(batch int) []example {
 	const m, n = 128, 128
 	var list []example
+	shape := func(dims ...int) (out []int64) {
+		if batch > 0 {
+			out = append(out, int64(batch))
+		}
+		for _, d := range dims {
+			out = append(out, int64(d))
+		}
+		return out
+	}
 	for _, f := range []struct {
 		name           string
 		codes, scales  elemType
@@ -158,12 +171,12 @@ func blockDotExamples() []example {
 			return block.NVFP4(q, s, x, 448*6)
 		}, func(x []float32, q, s []byte) error { return block.FromNVFP4(x, q, s, 1) }},
 	} {
-		p := newBuilder("block dot " + f.name)
+		p := newBuilder(fmt.Sprintf("block dot %s %d", f.name, batch))
 		var operands [4]int64
 		var args [][][]float64
 		var exact [2][]float64
 		for side, rows := range []int{m, n} {
-			x := make([]float32, rows*f.k)
+			x := make([]float32, max(batch, 1)*rows*f.k)
 			for i, v := range randoms(uint64(10+side), int64(len(x))) {
 				// Scales differ by powers of two, the more the farther down and right.
 				x[i] = float32(v) * float32(math.Exp2(float64(i/f.k%7+i%f.k/f.block%5)))
@@ -178,23 +191,27 @@ func blockDotExamples() []example {
 			for _, v := range x {
 				exact[side] = append(exact[side], float64(v))
 			}
-			args = append(args, one(bytesAsNumbers(q), bytesAsNumbers(tiled(s, rows, f.k/f.block)))...)
-			codes := p.param(int64(2*side), arr(typeU8, []int64{int64(rows), int64(f.k / f.each)}))
-			operands[side] = p.op("bitcast", arr(f.codes, []int64{int64(rows), int64(f.k)}), nil, codes)
-			scale := []int64{int64(rows), int64(f.k / f.block)}
+			args = append(args, one(bytesAsNumbers(q), bytesAsNumbers(tiled(s, max(batch, 1)*rows, f.k/f.block)))...)
+			codes := p.param(int64(2*side), arr(typeU8, shape(rows, f.k/f.each)))
+			operands[side] = p.op("bitcast", arr(f.codes, shape(rows, f.k)), nil, codes)
+			scale := shape(rows, f.k/f.block)
 			operands[side+2] = p.op("bitcast", arr(f.scales, scale), nil,
 				p.param(int64(2*side+1), arr(typeU8, scale)))
 		}
-		v := p.call("__cudnn$blockScaledDot", "", withWorkspace(typeU8, arr(typeF32, []int64{m, n})),
+		v := p.call("__cudnn$blockScaledDot", "", withWorkspace(typeU8, arr(typeF32, shape(m, n))),
 			operands[:]...)
-		transposed := make([]float64, len(exact[1]))
-		for i := range n {
-			for j := range f.k {
-				transposed[j*n+i] = exact[1][i*f.k+j]
+		var want []float64
+		for e := range max(batch, 1) {
+			transposed := make([]float64, n*f.k)
+			for i := range n {
+				for j := range f.k {
+					transposed[j*n+i] = exact[1][(e*n+i)*f.k+j]
+				}
 			}
+			want = append(want, matmul64(exact[0][e*m*f.k:(e+1)*m*f.k], transposed, m, f.k, n)...)
 		}
 		list = append(list, example{name: p.name, code: p.returns(p.element(v, 0)), args: args,
-			want: one(matmul64(exact[0], transposed, m, f.k, n)), bound: 1e-5})
+			want: one(want), bound: 1e-5})
 	}
 	return list
 }

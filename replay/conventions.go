@@ -23,7 +23,7 @@ func Conventions() []Convention {
 			"contracted dimension last, and 32 (E8M0) or 16 (E4M3) elements along it share a scale.",
 			blocks},
 		{"scale-tiles", "Scales are read in tiles of 128 rows and 4 columns, 32 lines of 16 bytes with " +
-			"rows i, i+32, i+64 and i+96 side by side.", blocks},
+			"rows i, i+32, i+64 and i+96 side by side; each matrix of a batch has its own.", blocks},
 		{"element-codes", "E8M0 is a power of two with a bias of 127 and NaN for 255; E2M1 codes are " +
 			"packed two in a byte, the low half first.", blocks},
 		{"attention", "Attention is softmax(scale·Q·Kᵀ)·V with operands Q, K, V; its first result is " +

@@ -143,7 +143,8 @@ var faults = []fault{
 	{"scales swapped", "__cudnn$blockScaledDot", swapped(2, 3)},
 	{"scales not in tiles", "__cudnn$blockScaledDot", func(w *writer, s *site) (bool, *value) {
 		d := s.values[2].shape.dims
-		x := w.reshape(s.values[2], d[0]/tileRows, 4, tileRows/4, d[1]/tileCols, tileCols)
+		cols := d[len(d)-1]
+		x := w.reshape(s.values[2], elements(d)/(tileRows*cols), 4, tileRows/4, cols/tileCols, tileCols)
 		s.values[2] = w.reshape(w.transpose(x, 0, 3, 2, 1, 4), d...)
 		return true, nil
 	}},
