@@ -32,7 +32,7 @@ func (s *Selector) Unroll(layers int64) (bool, string) {
 func (s *Selector) Unrolled(layers int64, how *plan.Plan, recompute bool) (bool, string) {
 	unrolled, why := s.Unroll(layers)
 	switch {
-	case how != nil && (how.PP.Size > 1 || how.TP.Overlap):
+	case how != nil && (how.PP.Size > 1 || how.TP.Overlap || how.EPOverlap):
 		return false, "pipeline stages and tp.overlap are built from the loop's body"
 	case unrolled && how.Offloads(plan.Activations):
 		return false, "only activations that a loop stacks can be offloaded"

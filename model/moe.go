@@ -141,7 +141,8 @@ func (m *maker) groups(scores *ir.Value) *ir.Value {
 	one := b.Shift(b.Scale(b.Convert(best, dtype.F32), 0), 1)
 	chosen := b.Scatter(one, best, group, e.Groups)
 	in := b.Compare("gt", chosen, b.Fill(ir.Type{Elem: dtype.F32}, 0))
-	return b.Merge(b.Select(in, split, b.Fill(split.Type, -1e30)), ir.RouterDim, group, member)
+	out := b.Fill(ir.Type{Elem: dtype.F32}, -1e30)
+	return b.Merge(b.Select(in, split, out), ir.RouterDim, group, member)
 }
 
 // drop lets go of the choices of an expert behind its capacity in a sequence, in the order of
@@ -150,7 +151,7 @@ func (m *maker) drop(chosen *ir.Value) *ir.Value {
 	b, e := m.b, m.c.MoE
 	room := math.Ceil(m.experts.Capacity * float64(m.rows[1].Size*e.TopK) / float64(e.Experts))
 	place := b.ExpertPositions(chosen, e.Experts, false, ir.Seq, ir.Choice)
-	t := chosen.Type
+	t := ir.Type{Elem: chosen.Type.Elem}
 	return b.Select(b.Compare("lt", place, b.Fill(t, room)), chosen, b.Fill(t, -1))
 }
 
@@ -202,7 +203,7 @@ func (m *maker) load(r routing, chosen, pos *ir.Value) *ir.Value {
 	b, e := m.b, m.c.MoE
 	tokens := []string{ir.Batch, ir.Seq, ir.Choice}
 	count := func(mask *ir.Value) *ir.Value { return b.Sum(b.Convert(mask, dtype.F32), tokens...) }
-	t := pos.Type
+	t := ir.Type{Elem: pos.Type.Elem}
 	logits := b.StopGradient(r.logits)
 	p := b.Softmax(logits, ir.RouterDim)
 	// -Σ p log p, where p log p is 0 for p 0.

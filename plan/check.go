@@ -113,7 +113,7 @@ func (p *Plan) checkDevices(*model.Facts) *diag.Error {
 
 func (p *Plan) checkRows(*model.Facts) *diag.Error {
 	ranks := p.DataParallelSize()
-	if p.TP.Overlap && p.Size(TensorAxis) > 1 {
+	if p.Halved() {
 		ranks *= 2 // halves of a batch
 	}
 	if p.Batch%p.Microbatches == 0 && p.MicrobatchSequences()%ranks == 0 {
@@ -121,7 +121,7 @@ func (p *Plan) checkRows(*model.Facts) *diag.Error {
 	}
 	each := p.Microbatches * ranks
 	halves := ""
-	if p.TP.Overlap {
+	if p.Halved() {
 		halves = " × 2 halves"
 	}
 	if n := p.Size(ExpertAxis); n > 1 {

@@ -44,6 +44,9 @@ type Plan struct {
 	CP   CP    `json:"cp,omitzero"`
 	PP   PP    `json:"pp,omitzero"`
 	EP   int64 `json:"ep,omitzero"` // expert parallelism, and data parallelism of the rest
+	// EPOverlap runs two half batches in one layer body, so that one computes while the other is on
+	// its way to experts or back.
+	EPOverlap bool `json:"ep_overlap,omitempty"`
 	// Slots is how many rows an expert has room for, in parts of its mean load: a step is computed
 	// with the first number, and again with the next if an expert has more. Memory is planned for the
 	// last. Empty means 1.5 and 4: see [Plan.ExpertSlots].
@@ -68,6 +71,12 @@ type Plan struct {
 	// Order lists the axes from the outermost, whose devices are farthest apart, to the innermost,
 	// whose devices are neighbours on NVLink.
 	Order []string `json:"order,omitempty"`
+}
+
+// Halved reports whether layers work on two half batches at once, to overlap the collectives of one
+// with the other: [TP].Overlap or EPOverlap, where there is something to overlap.
+func (p *Plan) Halved() bool {
+	return p.TP.Overlap && p.Size(TensorAxis) > 1 || p.EPOverlap && p.Size(ExpertAxis) > 1
 }
 
 // ExpertSlots are the plan's slots. The default, also of a nil plan, is 1.5 and 4: trained routers

@@ -39,7 +39,8 @@ func passes(s *kernels.Selector, hasKernel func(*ir.Op) bool) []pass {
 		if !s.Blocks() {
 			list = append(list, pass{"fold-transposes", foldInto("block_dot")})
 		}
-		list = append(list, pass{"share-block-scales", shareBlockScales(hasKernel)})
+		list = append(list, pass{"share-block-scales", shareBlockScales(hasKernel)},
+			pass{"part-shared-experts", partShared})
 	}
 	return append(list, pass{"pack-bytes", pack})
 }

@@ -32,9 +32,9 @@ func TestPassesOfTargets(t *testing.T) {
 		{kernels.For("cpu"), []string{"expand-custom", "drop-host-copies", "group-quantizations",
 			"fold-transposes", "update-in-place", "save-softmax", "keep-block-layout", "pack-bytes"}},
 		{kernels.For("sm_90"), []string{"expand-custom", "group-quantizations", "fold-transposes",
-			"share-block-scales", "pack-bytes"}},
+			"share-block-scales", "part-shared-experts", "pack-bytes"}},
 		{kernels.For("sm_100"), []string{"expand-custom", "group-quantizations", "share-block-scales",
-			"pack-bytes"}},
+			"part-shared-experts", "pack-bytes"}},
 	} {
 		if got := names(row.s); !slices.Equal(got, row.want) {
 			t.Errorf("%q has %q, want %q", row.s.Arch(), got, row.want)

@@ -46,6 +46,11 @@ func expertMeshes() (rows []mesh) {
 			p.EP, p.CP, p.FSDP = 2, plan.CP{Size: 2, Kind: "ring", Balance: true},
 				plan.FSDP{Size: 2, Zero: 1, Gather: "step"}
 		}},
+		{"ep overlap", func(p *plan.Plan) { p.EP, p.EPOverlap = 2, true }},
+		{"ep overlap zero3 tp, cp", func(p *plan.Plan) {
+			p.EP, p.EPOverlap, p.TP.Size = 2, true, 2
+			p.CP = plan.CP{Size: 2, Kind: "ring", Balance: true}
+		}},
 		{"ep sp cp", func(p *plan.Plan) {
 			p.EP, p.CP, p.TP = 2, plan.CP{Size: 2, Kind: "a2a"}, plan.TP{Size: 2, Sequence: true}
 		}},

@@ -177,17 +177,18 @@ func (s *sharder) documents(body *ir.Graph, inner *sharder, outer map[*ir.Value]
 	return more
 }
 
-// repeat rebuilds a loop. Carried values have the same placement in every iteration. With
-// tensor-parallel overlap the body works on two independent halves of the batch, so that the
-// collectives of one can run beside the GEMMs of the other; weights are gathered once for both.
+// repeat rebuilds a loop. Carried values have the same placement in every iteration. With overlap
+// of tensor or expert parallelism the body works on two independent halves of the batch, so that
+// the collectives of one can run beside the GEMMs of the other; weights are gathered once for both.
 func (s *sharder) repeat(op *ir.Op, in []*ir.Value) ([]*ir.Value, error) {
 	l := op.Loop()
 	inner := newSharder(op.Body.Name, s.plan)
 	inner.vocab, inner.inside = s.vocab, true
 	parts := 1
-	if s.plan.TP.Overlap && s.plan.Size(plan.TensorAxis) > 1 && len(l.Carries) == len(op.Out) {
+	if s.plan.Halved() {
 		parts = 2
 	}
+	inner.parts = int64(parts)
 	at := make([]map[*ir.Value]*ir.Value, parts)
 	for h := range at {
 		at[h] = map[*ir.Value]*ir.Value{}
@@ -229,10 +230,10 @@ func (s *sharder) repeat(op *ir.Op, in []*ir.Value) ([]*ir.Value, error) {
 		return out, nil
 	}
 	var joined []*ir.Value
-	for i := range op.Out {
+	for i := range l.Carries {
 		joined = append(joined, s.Rejoin([2]*ir.Value{out[2*i], out[2*i+1]}, ir.Batch))
 	}
-	return joined, nil
+	return append(joined, out[2*len(l.Carries):]...), nil
 }
 
 // halve splits a value along the batch into the n halves that a body works on. Stacks and values
@@ -253,17 +254,22 @@ func (s *sharder) halves(l ir.Loop, inner *sharder, at []map[*ir.Value]*ir.Value
 		inner.Replacement = at[h]
 		*args = append(*args, s.documents(l.Body, inner, outer)...)
 	}
-	results := make([]*ir.Value, len(l.Body.Results)*len(at))
+	carries := len(l.Carries)
+	results := make([]*ir.Value, carries*len(at)+len(l.Body.Results)-carries)
 	for h := range at {
 		inner.Replacement = at[h]
 		if err := inner.ops(l.Body); err != nil {
 			return nil, err
 		}
 		for i, v := range l.Body.Results {
-			k := i*len(at) + h
-			results[k] = inner.Replacement[v] // a stack of terms is reduced once, behind the loop
-			if l.IsCarry(i) {
-				results[k] = inner.conform(results[k], at[h][l.Body.Inputs[i]].Type.Place)
+			x := inner.Replacement[v]
+			switch k := carries*len(at) + i - carries; {
+			case l.IsCarry(i):
+				results[i*len(at)+h] = inner.conform(x, at[h][l.Body.Inputs[i]].Type.Place)
+			case h == 0:
+				results[k] = x // a stack of terms is reduced once, behind the loop
+			default:
+				results[k] = inner.Add(results[k], x) // statistics of both halves
 			}
 		}
 	}

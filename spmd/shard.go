@@ -86,6 +86,7 @@ type sharder struct {
 	ready  map[string]*ir.Value // resharded values, by source and what was done to it
 	vocab  int64                // true size of a padded vocabulary
 	inside bool                 // this is a loop body
+	parts  int64                // of the batch that a loop body works on, one after the other; 0 is 1
 }
 
 func newSharder(name string, p *plan.Plan) *sharder {

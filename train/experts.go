@@ -237,38 +237,45 @@ const loadSteps = 10
 // A balance watches the loads of layers for a collapse of the router: a few experts take nearly all
 // tokens and the others, which get no gradient, stay what they are.
 type balance struct {
-	busiest, idlest map[int]float64 // by layer: moving averages
-	steps           int
-	warned          map[int]bool
+	loads  map[int][]float64 // by layer and expert: moving averages, by the mean
+	steps  int
+	warned map[int]bool
 }
 
-// A router has collapsed if, over about 32 steps, its busiest expert has collapsedBusiest times the
-// mean load, or its idlest less than collapsedIdlest of it. Balanced runs stay under 1.3 and over
-// 0.5 after 200 steps; the first steps do not count.
+// A router has collapsed if, over about loadMemory steps, its busiest expert has collapsedBusiest
+// times the mean load, or its idlest less than collapsedIdlest of it. The first steps do not count.
+// bench/balance: balanced runs stay between 0.8 and 1.3.
 const (
+	loadMemory       = 64
+	settlingSteps    = 200
 	collapsedBusiest = 3.0
 	collapsedIdlest  = 0.02
-	settlingSteps    = 100
 )
 
 // observe follows the loads of a step.
 func (b *balance) observe(events event.Sink, e event.Experts) {
-	if b.busiest == nil {
-		b.busiest, b.idlest, b.warned = map[int]float64{}, map[int]float64{}, map[int]bool{}
+	if b.loads == nil {
+		b.loads, b.warned = map[int][]float64{}, map[int]bool{}
 	}
 	b.steps++
 	for _, l := range e.Layers {
-		if b.steps == 1 {
-			b.busiest[l.Layer], b.idlest[l.Layer] = l.Busiest, l.Idlest
+		mean := lists.Sum(l.Tokens, func(n int64) float64 { return float64(n) }) /
+			float64(len(l.Tokens))
+		average := b.loads[l.Layer]
+		if average == nil {
+			average = slices.Repeat([]float64{1}, len(l.Tokens))
+			b.loads[l.Layer] = average
 		}
-		b.busiest[l.Layer] += (l.Busiest - b.busiest[l.Layer]) / 32
-		b.idlest[l.Layer] += (l.Idlest - b.idlest[l.Layer]) / 32
-		bad := b.busiest[l.Layer] > collapsedBusiest || b.idlest[l.Layer] < collapsedIdlest
+		for i, n := range l.Tokens {
+			average[i] += (float64(n)/max(mean, 1) - average[i]) / loadMemory
+		}
+		busiest, idlest := slices.Max(average), slices.Min(average)
+		bad := busiest > collapsedBusiest || idlest < collapsedIdlest
 		if b.steps < settlingSteps || b.warned[l.Layer] || !bad {
 			continue
 		}
 		b.warned[l.Layer] = true
-		events.Emit(event.RouterCollapsed{Step: e.Step, Layer: l.Layer, Busiest: b.busiest[l.Layer],
-			Idlest: b.idlest[l.Layer]})
+		events.Emit(event.RouterCollapsed{Step: e.Step, Layer: l.Layer, Busiest: busiest,
+			Idlest: idlest})
 	}
 }

@@ -8,6 +8,7 @@ import (
 	"encoding/json"
 	"flag"
 	"fmt"
+	"math"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -40,14 +41,16 @@ func run() (err error) {
 		if dir, err = os.MkdirTemp("", "balance"); err != nil {
 			return err
 		}
-		defer os.RemoveAll(dir)
+		defer func() { _ = os.RemoveAll(dir) }()
 	}
 	tokens := filepath.Join(dir, "tokenizer.json")
 	if err := command("data", "tokenizer", *text, "--vocab", "2048", "-o", tokens); err != nil {
 		return err
 	}
-	fmt.Printf("%-8s %-9s %8s %10s %22s %14s %9s\n", "experts", "balance", "loss", "settled at",
-		"busiest, mean of layers", "idlest expert", "collapsed")
+	fmt.Printf("of the mean load behind step %d: of all steps, in the worst layer, and of one step, "+
+		"mean over steps and layers\n\n", settled)
+	fmt.Printf("%-8s %-8s %7s %8s %7s %9s %8s %10s\n", "experts", "balance", "loss", "busiest",
+		"idlest", "one step", "dropped", "collapsed")
 	for _, experts := range []int{8, 64} {
 		for _, rate := range []string{"0.001", "0"} {
 			out := filepath.Join(dir, fmt.Sprintf("%d-%s", experts, rate))
@@ -130,8 +133,9 @@ func summary(path string, experts int, rate string) error {
 	if err != nil {
 		return err
 	}
-	defer f.Close()
-	var busiest, idlest []float64
+	defer func() { _ = f.Close() }()
+	var each []float64
+	total, dropped := map[int][]float64{}, 0.0
 	loss, collapsed := 0.0, map[int]bool{}
 	for rec, err := range event.Read(f) {
 		if err != nil {
@@ -146,23 +150,31 @@ func summary(path string, experts int, rate string) error {
 		case event.RouterCollapsed:
 			collapsed[e.Layer] = true
 		case event.Experts:
-			if e.Step <= settled {
-				continue
-			}
-			mean, least := 0.0, 1.0
 			for _, l := range e.Layers {
-				mean += l.Busiest / float64(len(e.Layers))
-				least = min(least, l.Idlest)
+				if e.Step <= settled {
+					continue
+				}
+				each, dropped = append(each, l.Busiest), dropped+l.Dropped
+				if total[l.Layer] == nil {
+					total[l.Layer] = make([]float64, len(l.Tokens))
+				}
+				for i, n := range l.Tokens {
+					total[l.Layer][i] += float64(n)
+				}
 			}
-			busiest, idlest = append(busiest, mean), append(idlest, least)
 		}
 	}
-	if len(busiest) == 0 {
+	if len(each) == 0 {
 		return fmt.Errorf("%s has no loads behind step %d", path, settled)
 	}
-	fmt.Printf("%-8d %-9s %8.3f %10d %9.2f, at most %4.2f %14.2f %9d\n", experts,
-		map[string]string{"0": "none"}[rate]+map[string]string{"0.001": "bias"}[rate], loss, settled,
-		sum(busiest)/float64(len(busiest)), slices.Max(busiest), slices.Min(idlest), len(collapsed))
+	busiest, idlest := 0.0, math.Inf(1)
+	for _, list := range total {
+		mean := sum(list) / float64(len(list))
+		busiest, idlest = max(busiest, slices.Max(list)/mean), min(idlest, slices.Min(list)/mean)
+	}
+	fmt.Printf("%-8d %-8s %7.3f %8.2f %7.2f %9.2f %8.0f %4d layers\n", experts,
+		map[string]string{"0": "none", "0.001": "bias"}[rate], loss, busiest, idlest,
+		sum(each)/float64(len(each)), dropped, len(collapsed))
 	return nil
 }
 
