@@ -310,15 +310,33 @@ func (p *Plan) checkScaleBlocks(c *model.Facts) *diag.Error {
 		return misfit("a shard of %d tokens does not divide into blocks of %d", p.Seq/chunks, n).
 			Try("seq a multiple of %d, or a smaller cp", n*chunks)
 	default:
-		return misfit("%d of the MLP's %d elements do not divide into blocks of %d", c.MLP/tp, c.MLP, n).
+		size := c.MLP
+		if size/tp%n == 0 {
+			size = splitExperts(c, n, tp)
+		}
+		return misfit("%d of the MLP's %d elements do not divide into blocks of %d", size/tp, size, n).
 			Try("a smaller tp")
 	}
 }
 
 // WholeScaleBlocks reports whether a device's share of every contracted dimension is whole blocks
-// of n elements: its chunk of a sequence (wgrad) and its shard of the MLP.
+// of n elements: its chunk of a sequence (wgrad) and its shard of the MLP, and of experts' MLPs.
 func WholeScaleBlocks(c *model.Facts, n, seq, chunks, tp int64) bool {
-	return seq/chunks%n == 0 && c.MLP/tp%n == 0
+	return seq/chunks%n == 0 && c.MLP/tp%n == 0 && splitExperts(c, n, tp) == 0
+}
+
+// splitExperts is the size of an expert's MLP, or of the shared experts', whose blocks tp would
+// split; 0 without one. What is not made of blocks is not quantized.
+func splitExperts(c *model.Facts, n, tp int64) int64 {
+	if c.MoE == nil {
+		return 0
+	}
+	for _, size := range []int64{c.MoE.MLP, c.MoE.Shared} {
+		if size%n == 0 && size/tp%n != 0 {
+			return size
+		}
+	}
+	return 0
 }
 
 // checkExperts holds experts to whole shards.
