@@ -25,6 +25,9 @@ type source struct {
 	// warnings are for people: what a run on this cluster computes differently.
 	warnings []string
 	planned  *step.Programs // of a plan; else nil
+	// roomiest are the programs with the plan's largest slots of experts, by which memory is planned;
+	// nil if there is but one size. Their modules' names end in roomy.
+	roomiest *step.Programs
 	sums     dtype.DType    // element type of gradient reductions
 	// twins maps a compiled module to the modules with the same text, which are not compiled again.
 	twins map[string][]string
@@ -89,6 +92,19 @@ func writePlan(config *model.Config, p *plan.Plan, c machine.Cluster, format, na
 	if err != nil {
 		return nil, err
 	}
+	if n := w.Rungs(); n > 1 {
+		if out.roomiest, err = w.Rung(n - 1); err != nil {
+			return nil, err
+		}
+		more, err := modulesOf(out.roomiest, c)
+		if err != nil {
+			return nil, err
+		}
+		for _, s := range more {
+			s.Name += roomy
+		}
+		list = append(list, more...)
+	}
 	first := map[string]string{} // by text
 	for _, s := range list {
 		switch {
@@ -101,6 +117,9 @@ func writePlan(config *model.Config, p *plan.Plan, c machine.Cluster, format, na
 	}
 	return out, out.program.Validate()
 }
+
+// roomy ends the names of modules with the plan's largest slots of experts.
+const roomy = ".slots"
 
 // modulesOf lists the modules of a step on all ranks, with devices counted from 0: ranks with the
 // same text share one compiled program. On GPUs it adds the transfers between pipeline stages.
@@ -179,11 +198,16 @@ func (x *source) footprints(reports []*engine.Report) ([]*step.Footprint, error)
 			byName[twin] = r
 		}
 	}
-	list, err := x.planned.Footprints(func(s *program.Module) step.Needs {
-		m := byName[s.Name].Memory
+	planned, end := x.planned, ""
+	if x.roomiest != nil {
+		planned, end = x.roomiest, roomy
+	}
+	list, err := planned.Footprints(func(s *program.Module) step.Needs {
+		m := byName[s.Name+end].Memory
 		return step.Needs{Temp: m.Temp, Output: m.Output, Alias: m.Alias, Host: m.Host}
 	})
 	for _, f := range list {
+		f.Largest += end
 		f.Capacity = reports[0].CapacityBytes
 	}
 	return list, err
@@ -193,6 +217,11 @@ func (x *source) footprints(reports []*engine.Report) ([]*step.Footprint, error)
 // collectives nor rematerialize on its own.
 func (x *source) keepsToPlan(reports []*engine.Report, cpu bool) error {
 	graphs := x.planned.Graphs()
+	if x.roomiest != nil {
+		for name, g := range x.roomiest.Graphs() {
+			graphs[name+roomy] = g
+		}
+	}
 	for _, r := range reports {
 		if r.Recomputed > 0 {
 			return diag.New(diag.PlanRemat, "the compiler recomputes %d instructions of %s to save memory",

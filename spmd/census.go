@@ -42,7 +42,7 @@ type Census []Traffic
 // CensusOf counts the collectives of a graph, loops multiplied out. It reads only the graph:
 // compiled programs are compared with it.
 func CensusOf(g *ir.Graph) Census {
-	c := censusTaker{mesh: g.Mesh, rows: map[string]*Traffic{}, sent: map[*ir.Value]bool{},
+	c := censusTaker{mesh: g.Mesh, rows: map[string]*Traffic{}, sent: map[sent]bool{},
 		alias: map[*ir.Value]*ir.Value{}}
 	c.graph(g, 1, false)
 	var list Census
@@ -109,8 +109,14 @@ func (c Census) Diff(compiled []hlo.Collective, cpu bool, sums dtype.DType) erro
 type censusTaker struct {
 	mesh  []ir.Axis
 	rows  map[string]*Traffic
-	sent  map[*ir.Value]bool      // gathered values, and keys and values sent around a ring
+	sent  map[sent]bool           // gathered values, and keys and values sent around a ring
 	alias map[*ir.Value]*ir.Value // values that are others: XLA inlines loops of one iteration
+}
+
+// A sent is a value that was sent, gathered along some axes before.
+type sent struct {
+	of    *ir.Value
+	along string
 }
 
 // graph counts a graph's collectives, times iterations each; back marks the body of a backward
@@ -143,14 +149,15 @@ var kindsOf = map[string]hlo.Kind{"all_reduce": hlo.AllReduce, "all_gather": hlo
 // send counts one operation's collective, unless XLA reuses an identical earlier one.
 func (c *censusTaker) send(g *ir.Graph, op *ir.Op, s ir.Send, times int64, back bool) {
 	gathers := s.Kind == "all_gather"
-	known := !gathers || op.Tag == ir.Gather && c.alias[s.Of] != nil
-	if s.Of != nil && known && c.again(s.Of) {
+	of, along := source(s.Of)
+	known := !gathers || op.Tag == ir.Gather && c.alias[of] != nil
+	if of != nil && known && c.again(of, along) {
 		return
 	}
 	c.count(kindsOf[s.Kind], s.Axes, times*s.Count, s.Bytes)
 	redundant := int64(0)
 	switch {
-	case (gathers || s.Kind == ir.Permute) && back && s.Of != nil && s.Of.Role == ir.Residual:
+	case (gathers || s.Kind == ir.Permute) && back && of != nil && of.Role == ir.Residual:
 		redundant = s.Count
 		if row := c.rows[key(kindsOf[s.Kind], s.Axes)]; gathers && times == 1 {
 			row.single, row.singleBytes = row.single+s.Count, row.singleBytes+s.Count*s.Bytes
@@ -187,13 +194,23 @@ func (c *censusTaker) rename(values, others []*ir.Value) {
 	}
 }
 
+// source is the value that others were gathered from, one axis after another, and the axes: of
+// parameters that are sharded along several.
+func source(v *ir.Value) (of *ir.Value, along string) {
+	for v != nil && v.Def() != nil && v.Def().Kind == "all_gather" {
+		v, along = v.Def().In[0], v.Def().Attrs.Text("axis")+" "+along
+	}
+	return v, along
+}
+
 // again reports whether a value was sent before, and records it: XLA's CSE leaves one collective.
-func (c *censusTaker) again(v *ir.Value) bool {
+func (c *censusTaker) again(v *ir.Value, along string) bool {
 	if a := c.alias[v]; a != nil {
 		v = a
 	}
-	was := c.sent[v]
-	c.sent[v] = true
+	one := sent{v, along}
+	was := c.sent[one]
+	c.sent[one] = true
 	return was
 }
 
