@@ -28,7 +28,7 @@ type source struct {
 	// roomiest are the programs with the plan's largest slots of experts, by which memory is planned;
 	// nil if there is but one size. Their modules' names end in roomy.
 	roomiest *step.Programs
-	sums     dtype.DType    // element type of gradient reductions
+	sums     dtype.DType // element type of gradient reductions
 	// twins maps a compiled module to the modules with the same text, which are not compiled again.
 	twins map[string][]string
 }

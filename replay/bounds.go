@@ -3,8 +3,10 @@ package replay
 import (
 	"math"
 	"slices"
+	"strings"
 
 	"github.com/deepwell/deepwell/dtype"
+	"github.com/deepwell/deepwell/model"
 	"github.com/deepwell/deepwell/plan"
 	"github.com/deepwell/deepwell/program"
 	"github.com/deepwell/deepwell/step"
@@ -38,8 +40,9 @@ var bounds = []struct {
 	// 17, Llama's gradient in MXFP8 on one device had equal bits three times, was below 1e-5 nine
 	// times, at most 1.6e-3 four times, and beyond this bound, at 7.5e-3, with seed 16.
 	{wide(quantized), Bound{2e-3, "f32 sums in another order flip a few codes"}},
-	{wide(along(plan.TensorAxis, plan.ContextAxis)),
-		Bound{2e-3, "gathers of activations round to bf16, at another place than the reference"}},
+	{wide(along(plan.TensorAxis, plan.ContextAxis, plan.ExpertAxis)),
+		Bound{2e-3, "gathers and exchanges of activations round to bf16, at another place than the " +
+			"reference"}},
 	{wide(), Bound{1e-5, "f32 sums in another order"}},
 
 	{plain(loss, quantized), Bound{1e-2, "the loss, of operands that are rounded at other places"}},
@@ -47,6 +50,8 @@ var bounds = []struct {
 	{plain(format(dtype.NVFP4)), Bound{8e-1, "bf16 is rounded at other places, and codes of 4 " +
 		"bits flip"}},
 	{plain(quantized), Bound{3e-1, "bf16 is rounded at other places, and codes of 8 bits flip"}},
+	{plain(routed), Bound{3e-1, "bf16 is rounded at other places, and tokens near the border " +
+		"between two experts choose the other one"}},
 	{plain(), Bound{5e-2, "bf16 is rounded at other places"}},
 }
 
@@ -140,6 +145,13 @@ func inMode(mode bool, all []condition) func(*Pair, bool) bool {
 func quantized(p *Pair) bool { return p.Format.Quantized() }
 
 func meshed(p *Pair) bool { return len(p.GPU.Devices) > 1 }
+
+// routed applies to programs with experts.
+func routed(p *Pair) bool {
+	return slices.ContainsFunc(p.GPU.Results, func(a program.Array) bool {
+		return strings.HasPrefix(a.Name, model.LoadPrefix)
+	})
+}
 
 // loss applies to programs whose only result is the loss.
 func loss(p *Pair) bool {

@@ -93,7 +93,7 @@ func gemmExamples() (list []example) {
 		list = append(list, example{name: row.name, code: p.returns(p.element(v, 0)), args: args,
 			want: one(want), bound: 1e-2})
 	}
-	return append(list, batchedGEMM(), keptProduct())
+	return append(list, batchedGEMM(), expertGEMM(), keptProduct())
 }
 
 // batchedGEMM has an f32 result, in another layout, and no workspace.
@@ -109,6 +109,29 @@ func batchedGEMM() example {
 		want = append(want, matmul64(a[i*m*k:(i+1)*m*k], b[i*k*n:(i+1)*k*n], m, k, n)...)
 	}
 	return example{name: p.name, code: p.returns(v), args: one(a, b), want: one(want), bound: 1e-6}
+}
+
+// expertGEMM has weights [k, batch, n], as FSDP gathers them along k. Their stride, batch·n, is not
+// how far the matrices are apart.
+func expertGEMM() example {
+	const batch, m, k, n = 3, 2, 4, 5
+	a, b := randoms(5, batch*m*k), randoms(6, batch*k*n)
+	p := newBuilder("gemms of experts")
+	text := strings.NewReplacer(`"rhs_contracting_dimensions":["1"]`, `"rhs_contracting_dimensions":["0"]`,
+		`"rhs_batch_dimensions":["0"]`, `"rhs_batch_dimensions":["1"]`).
+		Replace(gemmText(1, 0, "DEFAULT", true, m*k, batch*n))
+	v := p.call("__cublas$lt$matmul", text, withWorkspace(typeS8, arr(typeF32, []int64{batch, m, n})),
+		p.param(0, arr(typeBF16, []int64{batch, m, k})), p.param(1, arr(typeBF16, []int64{k, batch, n})))
+	var want []float64
+	for i := range batch {
+		var w []float64
+		for row := range k {
+			w = append(w, b[(row*batch+i)*n:(row*batch+i+1)*n]...)
+		}
+		want = append(want, matmul64(a[i*m*k:(i+1)*m*k], w, m, k, n)...)
+	}
+	return example{name: p.name, code: p.returns(p.element(v, 0)), args: one(a, b), want: one(want),
+		bound: 1e-6}
 }
 
 // keptProduct is an instruction, not a call.

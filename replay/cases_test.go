@@ -6,6 +6,7 @@ import (
 
 	"github.com/deepwell/deepwell/dtype"
 	"github.com/deepwell/deepwell/internal/lists"
+	"github.com/deepwell/deepwell/ir"
 	"github.com/deepwell/deepwell/model"
 	"github.com/deepwell/deepwell/plan"
 	"github.com/deepwell/deepwell/schedule"
@@ -29,7 +30,9 @@ type modelRow struct {
 // 384; queries of Qwen3 are wider than its hidden state, and normalized. GPT-2 adds constants of
 // bf16 in its GELU, biases, of which the keys' has no gradient, and learned positions; Gemma 2 a
 // scaled embedding, soft caps and windows; Qwen3 with windows has a layer without and one with;
-// DeepSeek latent attention, with heads of 96 and values of 48.
+// DeepSeek latent attention, with heads of 96 and values of 48. Of models with experts, Mixtral has
+// a softmax and a loss of its router, DeepSeek groups of sigmoids, a shared expert and a layer
+// without experts.
 var models = []modelRow{
 	{name: "llama", config: `{"model_type": "llama", "vocab_size": 512, "hidden_size": 256,
 "intermediate_size": 640, "num_hidden_layers": %d, "num_attention_heads": 4,
@@ -64,7 +67,23 @@ var models = []modelRow{
 "rms_norm_eps": 1e-6, "rope_theta": 10000.0, "rope_scaling": {"type": "yarn", "factor": 8.0,
 "beta_fast": 32, "beta_slow": 1, "mscale": 0.8, "mscale_all_dim": 1.0,
 "original_max_position_embeddings": 64}, "hidden_act": "silu", "tie_word_embeddings": false}`,
-		plans: append([]string{"one", "fsdp8", "tp2 fsdp4"}, listedPlans...)},
+		plans: append([]string{"one", "fsdp8", "tp2 fsdp4"}, contextPlans...)},
+	{name: "mixtral", config: `{"model_type": "mixtral", "vocab_size": 448, "hidden_size": 256,
+"intermediate_size": 384, "num_hidden_layers": %d, "num_attention_heads": 4,
+"num_key_value_heads": 2, "head_dim": 64, "max_position_embeddings": 512, "rms_norm_eps": 1e-5,
+"rope_theta": 10000.0, "hidden_act": "silu", "tie_word_embeddings": false, "sliding_window": null,
+"num_local_experts": 8, "num_experts_per_tok": 2, "router_aux_loss_coef": 0.02}`,
+		formats: []string{"bf16"}, plans: []string{"one", expertPlan}},
+	{name: "deepseek experts", config: `{"model_type": "deepseek_v3", "vocab_size": 448,
+"hidden_size": 256, "intermediate_size": 640, "moe_intermediate_size": 192,
+"num_hidden_layers": %d, "first_k_dense_replace": 1, "n_routed_experts": 16,
+"num_experts_per_tok": 4, "n_shared_experts": 1, "n_group": 4, "topk_group": 2,
+"topk_method": "noaux_tc", "scoring_func": "sigmoid", "norm_topk_prob": true,
+"routed_scaling_factor": 2.5, "num_attention_heads": 8, "num_key_value_heads": 8,
+"q_lora_rank": 192, "kv_lora_rank": 160, "qk_nope_head_dim": 64, "qk_rope_head_dim": 32,
+"v_head_dim": 48, "max_position_embeddings": 512, "rms_norm_eps": 1e-6, "rope_theta": 10000.0,
+"hidden_act": "silu", "tie_word_embeddings": false}`,
+		formats: []string{"bf16"}, plans: []string{expertPlan}},
 }
 
 // formats are the precisions of linear layers.
@@ -107,6 +126,9 @@ func planRows() []planRow {
 		{"cp4 ring balanced fsdp2", 2, func(p *plan.Plan) {
 			p.CP, p.FSDP = plan.CP{Size: 4, Kind: "ring", Balance: true}, fsdp(2)
 		}},
+		{expertPlan, 3, func(p *plan.Plan) {
+			p.EP, p.FSDP, p.Recompute = 2, fsdp(4), []ir.Tag{ir.Router, ir.Experts}
+		}},
 		{"fsdp8 offload", 2, func(p *plan.Plan) {
 			p.FSDP, p.Offload = fsdp(8), []string{plan.Activations, plan.OptimizerState}
 		}},
@@ -119,7 +141,13 @@ func planRows() []planRow {
 }
 
 // listedPlans are for models that list their plans, and not for those that are replayed in all.
-var listedPlans = append([]string{"cp4 gather fsdp2", "cp4 ring balanced fsdp2"}, exchangePlans...)
+var listedPlans = append([]string{expertPlan}, contextPlans...)
+
+// expertPlan is for models with experts alone.
+const expertPlan = "ep2 fsdp4"
+
+// contextPlans are context parallelism beside what all models are replayed in.
+var contextPlans = append([]string{"cp4 gather fsdp2", "cp4 ring balanced fsdp2"}, exchangePlans...)
 
 // exchangePlans exchange heads. GPT-2 is not among their models: its keys' biases have gradients
 // that are zero but for rounding, and an all-to-all rounds each token's.

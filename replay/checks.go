@@ -14,17 +14,14 @@ import (
 // follows the HLO, so these numbers are compared with it here.
 
 // checkStrides compares the strides of a GEMM's operands with their shapes: the elements of one
-// matrix of the batch.
+// matrix of a batch whose dimensions come first. XLA writes the product of the same dimensions
+// where they do not, and then nobody reads it: how far matrices are apart follows from the layout
+// (gemm_rewriter.cc, HandleDot; matmul_utils.cc, MatrixLayout::For).
 func (w *writer) checkStrides(s *site, g gemmConfig) {
 	d := g.Dims.dims()
 	for k, stride := range []int64{int64(g.LHSStride), int64(g.RHSStride)} {
 		dims := s.from[k].shape.dims
-		n := elements(dims)
-		for _, b := range d.batch[k] {
-			if b >= 0 && b < int64(len(dims)) {
-				n /= max(dims[b], 1)
-			}
-		}
+		n := elements(dims[min(len(d.batch[k]), len(dims)):])
 		if stride != n {
 			w.refuse(diag.ReplayConfig, "%s has a stride of %d for operand %d, whose matrices have %d "+
 				"elements", s.target, stride, k, n)

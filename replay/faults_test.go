@@ -298,7 +298,7 @@ var faults = []fault{
 // Each fault is seen far above the noise, in up to three examples that have such an instruction.
 func TestFaultsAreFound(t *testing.T) {
 	clean := map[string]float64{}
-	for _, f := range faults {
+	for _, f := range slices.Concat(faults, expertFaults) {
 		t.Run(f.name, func(t *testing.T) {
 			planted := 0
 			for _, x := range examples() {
@@ -353,7 +353,7 @@ func TestFaultsInPrograms(t *testing.T) {
 		{step.Evaluate, "llama", "bf16", "cp4 a2a2 ring2 fsdp2"},
 	} {
 		p := programOf(t, c.model, c.kind, c.format, c.plan)
-		names, programs := plantAll(t, r, p, planted[c.kind])
+		names, programs := plantAll(t, r, p, faults, planted[c.kind])
 		wg.Go(func() { findAll(t, r, p, names, programs) })
 	}
 	wg.Wait()
@@ -383,8 +383,8 @@ func programOf(t *testing.T, model string, kind step.Kind, format, plan string) 
 }
 
 // plantAll compiles a program and plants each fault that fits and stands in no program yet.
-func plantAll(t *testing.T, r *Runner, p Pair, planted map[string]bool) (names []string,
-	programs []*Module) {
+func plantAll(t *testing.T, r *Runner, p Pair, faults []fault, planted map[string]bool) (
+	names []string, programs []*Module) {
 	format, code, err := r.Compile(t.Context(), p.GPU, p.Cluster)
 	if err != nil {
 		t.Fatal(err)

@@ -24,7 +24,7 @@ import (
 	"github.com/deepwell/deepwell/schedule"
 )
 
-var gpusAll = flag.Bool("gpus.all", false, "train under every plan of the table on software GPUs, not six")
+var gpusAll = flag.Bool("gpus.all", false, "train under every plan of the table on software GPUs, not eight")
 
 // gpuSteps is how long runs on software GPUs are.
 const gpuSteps = 5
@@ -43,13 +43,16 @@ func (r gpuRun) String() string {
 	return r.Name + " f32"
 }
 
-// gpuRuns are ten plans and three that offload, each in f32 and in bf16: every axis alone on two
-// GPUs, three axes on eight, every schedule once. Without -gpus.all it is six of them.
+// gpuRuns are ten plans, three that offload and two of models with experts, each in f32 and in
+// bf16: every axis alone on two GPUs, three axes on eight, every schedule once. Without -gpus.all
+// it is eight of them.
 func gpuRuns(t *testing.T) (list []gpuRun) {
 	t.Helper()
 	rows := append(plantest.Combine(3, append(plantest.Meshes(), plantest.Pipes()...)...),
 		plantest.Offloads()...)
-	rows = append(rows, plantest.Row{Name: "one", Apply: func(*plan.Plan) {}})
+	rows = append(rows, plantest.Row{Name: "one", Apply: func(*plan.Plan) {}},
+		plantest.Row{Name: "experts", Apply: func(*plan.Plan) {}},
+		plantest.Row{Name: "ep experts", Apply: func(p *plan.Plan) { p.EP = 2 }})
 	for _, one := range []struct {
 		name string
 		gpus int
@@ -57,6 +60,8 @@ func gpuRuns(t *testing.T) (list []gpuRun) {
 	}{
 		{"one", 1, "bf16"},
 		{"one, offload activations optimizer", 1, "f32"},
+		{"experts", 1, "f32"},
+		{"ep experts", 2, "f32"},
 		{"dp", 2, ""},
 		{"zero3", 2, ""},
 		{"sp", 2, ""},
@@ -85,10 +90,15 @@ func gpuRuns(t *testing.T) (list []gpuRun) {
 }
 
 // parity is the model that a run trains: by turns Llama with SGD, and Qwen3, whose table is at both
-// ends, with AdamW.
+// ends, with AdamW; of models with experts, Mixtral and DeepSeek-V3, likewise.
 func (r gpuRun) parity(e *engine.Engine, arch string) *parity {
 	p := parities(e)["llama"]
-	if strings.Contains(r.Name, "zero") || strings.Contains(r.Name, "tp") {
+	switch {
+	case r.Name == "experts":
+		p = sparse(e)["mixtral"]
+	case r.Name == "ep experts":
+		p = sparse(e)["deepseek"]
+	case strings.Contains(r.Name, "zero") || strings.Contains(r.Name, "tp"):
 		p = parities(e)["qwen3"]
 	}
 	p.arch, p.steps, p.bf16 = arch, gpuSteps, r.bf16
