@@ -84,6 +84,19 @@ func (l *slotLadder) free() {
 	l.rungs = nil
 }
 
+// largest lists the programs with the most slots, for which memory is planned: on GPUs, whose
+// memory is short, a run waits for their compile before it begins.
+func (l *slotLadder) largest(wait bool) ([]*engine.Executable, error) {
+	if l == nil || !wait || len(l.rungs) < 2 || l.of != l.c.x {
+		return nil, nil
+	}
+	last := l.rungs[len(l.rungs)-1]
+	if err := last.wait(); err != nil {
+		return nil, err
+	}
+	return last.x.list(), nil
+}
+
 // begin gives the size that a step begins with.
 func (l *slotLadder) begin(step int) int {
 	if l == nil {

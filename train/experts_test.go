@@ -129,9 +129,59 @@ func TestExpertsOverflowIsAnError(t *testing.T) {
 	}
 	t.Cleanup(e.Close)
 	p := sparse(e)["mixtral"]
+	p.hasty = true
 	how := p.plan(plantest.Row{Apply: func(q *plan.Plan) { q.EP, q.Slots = 2, []float64{1, 1.01} }})
 	_, err = p.run(t.Context(), how, Options{})
 	if !errors.Is(err, diag.ExpertsOverflow) || !strings.Contains(diag.From(err).Format(), "slots") {
 		t.Errorf("%v", err)
+	}
+}
+
+// One expert that every token chooses, four times the mean load, makes steps run with more slots,
+// and the run goes on; what the programs with the most slots need is what was planned.
+func TestARunWithOneBusyExpertGoesOn(t *testing.T) {
+	e, err := engine.Open(context.Background(), "cpu", engine.Options{Devices: 2, Cache: cache})
+	if err != nil {
+		t.Fatalf("the tests need the CPU engine (deepwell engine install cpu): %v", err)
+	}
+	t.Cleanup(e.Close)
+	p := sparse(e)["deepseek"]
+	moe := *p.config.MoE
+	moe.TopK, moe.Groups, moe.TopGroups = 2, 1, 1
+	p.config.MoE = &moe
+	p.busy, p.hasty = true, true
+	if p.want, err = p.run(t.Context(), nil, Options{}); err != nil {
+		t.Fatal(err)
+	}
+	how := p.plan(plantest.Row{Apply: func(q *plan.Plan) { q.EP, q.Slots = 2, []float64{1.25, 4} }})
+	got, err := p.run(t.Context(), how, Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	p.compare(t, "one busy expert", got)
+	if p.climbed == 0 {
+		t.Error("no step needed more slots")
+	}
+	tr, err := p.start(t.Context(), how, p.size, Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer tr.Close()
+	for _, x := range tr.exec.x.list() { // all slots of experts fit in what the largest rung needs
+		small, err := x.Memory()
+		if err != nil {
+			t.Fatal(err)
+		}
+		large, err := tr.exec.ladder.largest(true)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, y := range large {
+			if need, err := y.Memory(); y.Module().Name == x.Module().Name && (err != nil ||
+				need.Temp < small.Temp) {
+				t.Errorf("%s needs %d bytes with more slots, %d with fewer: %v", x.Module().Name,
+					need.Temp, small.Temp, err)
+			}
+		}
 	}
 }

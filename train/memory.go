@@ -269,12 +269,19 @@ func (t *Trainer) reportMemory() {
 // needs returns the compiler's report on the programs of this process.
 func (t *Trainer) needs() (func(*program.Module) step.Needs, error) {
 	byName := map[string]step.Needs{}
-	for _, x := range t.exec.x.list() {
+	largest, err := t.exec.ladder.largest(t.opts.Engine.Platform() != "cpu")
+	if err != nil {
+		return nil, err
+	}
+	for _, x := range append(t.exec.x.list(), largest...) {
 		m, err := x.Memory()
 		if err != nil {
 			return nil, err
 		}
-		byName[x.Module().Name] = step.Needs{Temp: m.Temp, Output: m.Output, Alias: m.Alias, Host: m.Host}
+		need := step.Needs{Temp: m.Temp, Output: m.Output, Alias: m.Alias, Host: m.Host}
+		if need.Temp >= byName[x.Module().Name].Temp {
+			byName[x.Module().Name] = need
+		}
 	}
 	return func(module *program.Module) step.Needs { return byName[module.Name] }, nil
 }

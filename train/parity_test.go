@@ -68,6 +68,7 @@ type parity struct {
 	bf16      bool     // computes in bf16, with plain attention
 	capacity  float64  // of experts
 	climbed   int      // runs that needed more slots for experts
+	busy      bool     // every token chooses expert 0
 	before    map[string][]float64
 	want      *history
 }
@@ -138,6 +139,7 @@ func (p *parity) start(ctx context.Context, how *plan.Plan, s plantest.Size,
 	r.Batch, r.Microbatch, r.Seq = int(s.Batch), int(s.Batch), int(s.Seq)
 	r.Steps = p.length()
 	r.Precision, r.Recompute = dtype.F32, nil
+	r.Out = scratch
 	r.Experts.Capacity = p.capacity
 	if p.bf16 {
 		r.Precision = dtype.BF16
@@ -175,6 +177,13 @@ func (p *parity) start(ctx context.Context, how *plan.Plan, s plantest.Size,
 	o.Init = func(one *model.Param, dst []float32) error {
 		if err := p.config.Init(one, 3, dst); err != nil {
 			return err
+		}
+		if p.busy && one.Buffer {
+			for i := range dst {
+				if i%int(p.config.MoE.Experts) == 0 {
+					dst[i] = 10
+				}
+			}
 		}
 		for i := range dst { // of a size that makes every part of the model count
 			if len(one.Shape) > 1 {

@@ -103,8 +103,17 @@ func TestMain(m *testing.M) {
 	if os.Getenv(childEnv) != "" {
 		child()
 	}
-	os.Exit(m.Run())
+	var err error
+	if scratch, err = os.MkdirTemp("", "deepwell-train"); err != nil {
+		panic(err)
+	}
+	code := m.Run()
+	_ = os.RemoveAll(scratch)
+	os.Exit(code)
 }
+
+// scratch is a folder for runs that leave nothing but a lock.
+var scratch string
 
 // A rig is what all runs of a test share.
 type rig struct {

@@ -52,7 +52,7 @@ func run() (err error) {
 	fmt.Printf("%-8s %-8s %7s %8s %7s %9s %8s %10s\n", "experts", "balance", "loss", "busiest",
 		"idlest", "one step", "dropped", "collapsed")
 	for _, experts := range []int{8, 64} {
-		for _, rate := range []string{"0.001", "0"} {
+		for _, rate := range []string{"0.005", "0"} {
 			out := filepath.Join(dir, fmt.Sprintf("%d-%s", experts, rate))
 			if err := train(out, tokens, experts, rate); err != nil {
 				return err
@@ -173,7 +173,7 @@ func summary(path string, experts int, rate string) error {
 		busiest, idlest = max(busiest, slices.Max(list)/mean), min(idlest, slices.Min(list)/mean)
 	}
 	fmt.Printf("%-8d %-8s %7.3f %8.2f %7.2f %9.2f %8.0f %4d layers\n", experts,
-		map[string]string{"0": "none", "0.001": "bias"}[rate], loss, busiest, idlest,
+		map[string]string{"0": "none", "0.005": "bias"}[rate], loss, busiest, idlest,
 		sum(each)/float64(len(each)), dropped, len(collapsed))
 	return nil
 }
