@@ -6,11 +6,17 @@ import (
 	"testing"
 
 	"github.com/deepwell/deepwell/dtype"
+	"github.com/deepwell/deepwell/hlo"
+	"github.com/deepwell/deepwell/internal/enginetest"
 	"github.com/deepwell/deepwell/internal/plantest"
 	"github.com/deepwell/deepwell/internal/slowtest"
 	"github.com/deepwell/deepwell/ir"
 	"github.com/deepwell/deepwell/ir/eval"
+	"github.com/deepwell/deepwell/kernels"
+	"github.com/deepwell/deepwell/lower"
+	"github.com/deepwell/deepwell/machine"
 	"github.com/deepwell/deepwell/model"
+	"github.com/deepwell/deepwell/optim"
 	"github.com/deepwell/deepwell/plan"
 	"github.com/deepwell/deepwell/precision"
 	"github.com/deepwell/deepwell/spmd"
@@ -93,4 +99,85 @@ func distance(got, want []float64) float64 {
 		all += w * w
 	}
 	return math.Sqrt(off / all)
+}
+
+// On Blackwell the GEMMs of quantized experts are cuDNN's block-scaled ones, with plans: at least
+// 95 % of their FLOPs.
+func TestQuantizedExpertsOnBlackwell(t *testing.T) {
+	slowtest.Only(t)
+	compiler := enginetest.GPUCompiler(t, false)
+	c := blocky(256, 2)
+	c.Arch = "mixtral"
+	c.MoE = &model.MoE{Experts: 8, TopK: 2, MLP: 256, Score: "softmax", Normalize: true, Scale: 1}
+	p := plan.Default()
+	p.Seq, p.Batch, p.Cluster, p.EP, p.Precision = 256, 8, "8xb200", 2, "mxfp8"
+	p.FSDP = plan.FSDP{Size: 4, Zero: 3, Gather: "layer"}
+	p.Types = plan.Types{Params: dtype.BF16, Grads: dtype.F32, Collectives: dtype.BF16}
+	g, err := c.Graph(model.Shape{Batch: p.MicrobatchSequences(), Seq: p.Seq, Elem: dtype.BF16,
+		Experts: model.ExpertShape{Slots: 1.5, Blocks: true}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	policy, err := precision.Default(c, p.Precision)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := policy.Mark(g, c.Params()); err != nil {
+		t.Fatal(err)
+	}
+	sh, err := spmd.Shard(g, p)
+	if err != nil {
+		t.Fatal(err)
+	}
+	s, err := build(sh.Graph, spmd.Options{Optimizer: optim.SGD{}, Sharding: sh})
+	if err != nil {
+		t.Fatal(err)
+	}
+	quantized, all := expertFLOPs(s.Gradient)
+	if !(quantized >= 0.95*all && all > 0) {
+		t.Errorf("%.3g of %.3g FLOPs of experts are block-scaled", quantized, all)
+	}
+	cluster, err := machine.ParseCluster(p.Cluster)
+	if err != nil {
+		t.Fatal(err)
+	}
+	stage, err := lower.Module(s.Gradient.Name, s.Gradient,
+		lower.Options{Kernels: kernels.For(cluster.GPU.Arch)})
+	if err != nil {
+		t.Fatal(err)
+	}
+	r, err := compiler.Compile(t.Context(), stage, cluster)
+	if err != nil {
+		t.Fatal(err)
+	}
+	calls := int64(0)
+	for _, call := range r.CustomCalls {
+		if call.Target == "__cudnn$blockScaledDot" && call.Plan == hlo.PlanCompiled {
+			calls += call.Count
+		}
+	}
+	if want := s.Gradient.Count("block_dot"); calls != want || want != 2*7*3 {
+		t.Errorf("%d of cuDNN's block-scaled GEMMs, and %d in the graph", calls, want)
+	}
+	t.Logf("%d block-scaled GEMMs, %.1f %% of the FLOPs of experts", calls, 100*quantized/all)
+}
+
+// expertFLOPs counts the FLOPs of the GEMMs of experts, and of the quantized ones among them.
+func expertFLOPs(g *ir.Graph) (quantized, all float64) {
+	for _, op := range g.Ops {
+		if op.Body != nil {
+			n, a := expertFLOPs(op.Body)
+			quantized, all = quantized+float64(op.Loop().N)*n, all+float64(op.Loop().N)*a
+			continue
+		}
+		w := g.Work(op)
+		if op.Tag != ir.Experts || w.Class != ir.Matmul {
+			continue
+		}
+		n := 2 * float64(w.Batch*w.M) * float64(w.K*w.N)
+		if all += n; op.Kind == "block_dot" {
+			quantized += n
+		}
+	}
+	return quantized, all
 }
