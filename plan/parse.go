@@ -59,6 +59,7 @@ func (r reader) fields(p *Plan) []field {
 		r.count("documents", &p.Documents),
 		r.count("dp", &p.DP),
 		r.count("ep", &p.EP),
+		r.word("ep_kind", &p.EPKind, exchanges),
 		r.flag("ep_overlap", &p.EPOverlap),
 		r.fsdp(&p.FSDP),
 		r.count("microbatches", &p.Microbatches),

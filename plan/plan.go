@@ -44,6 +44,10 @@ type Plan struct {
 	CP   CP    `json:"cp,omitzero"`
 	PP   PP    `json:"pp,omitzero"`
 	EP   int64 `json:"ep,omitzero"` // expert parallelism, and data parallelism of the rest
+	// EPKind is how rows go to experts: by an all-to-all (a2a, also if it is empty), or every device
+	// of ep gathers all tokens and takes what its experts need (gather), which sends less where ep is
+	// smaller than the number of experts of a token.
+	EPKind string `json:"ep_kind,omitempty"`
 	// EPOverlap runs two half batches in one layer body, so that one computes while the other is on
 	// its way to experts or back.
 	EPOverlap bool `json:"ep_overlap,omitempty"`
@@ -78,6 +82,9 @@ type Plan struct {
 func (p *Plan) Halved() bool {
 	return p.TP.Overlap && p.Size(TensorAxis) > 1 || p.EPOverlap && p.Size(ExpertAxis) > 1
 }
+
+// GathersTokens reports whether devices of ep gather all tokens, and sum up what experts give.
+func (p *Plan) GathersTokens() bool { return p.EPKind == epGather && p.Size(ExpertAxis) > 1 }
 
 // ExpertSlots are the plan's slots. The default, also of a nil plan, is 1.5 and 4: trained routers
 // stay within 1.3 times the mean, and early in a run four times is common.
@@ -147,6 +154,9 @@ const (
 // stores all scores.
 const plainAttention = "plain"
 
+// epGather is the kind of expert parallelism in which devices gather tokens.
+const epGather = "gather"
+
 // compileAhead has a run take programs that were compiled without a GPU.
 const compileAhead = "ahead"
 
@@ -163,6 +173,7 @@ var (
 	compiles   = []string{compileAhead}
 	gathers    = []string{GatherLayer, GatherMicrobatch, GatherStep}
 	contexts   = []string{"gather", "ring", "a2a", hierarchical}
+	exchanges  = []string{"a2a", epGather}
 	offloads   = []string{Activations, OptimizerState}
 	precisions = formatNames(dtype.FormatBF16, dtype.FormatFP8)
 	recompute  = []string{"embed", "norm", "attn", "mlp", "router", "experts", "head"}

@@ -36,18 +36,35 @@ func (s *sharder) routed(op *ir.Op, in []*ir.Value) []*ir.Value {
 		in = s.whole(in)
 		a = a.With("capacity", s.room(a, in[0].Type))
 	case "combine":
+		if s.plan.GathersTokens() {
+			return s.combineTerms(op, append(in[:1:1], s.whole(in[1:])...))
+		}
 		in = append([]*ir.Value{s.atTokens(in[0])}, s.whole(in[1:])...)
 	}
 	return s.CopyWith(op, a, nil, in...)
 }
 
-// whole gathers what sequence parallelism shards along the axis of tensor parallelism.
+// combineTerms lets every device of ep combine what its experts give for all tokens, and leaves
+// each the sum for its own.
+func (s *sharder) combineTerms(op *ir.Op, in []*ir.Value) []*ir.Value {
+	out := s.CopyWith(op, op.Attrs.With("axis", plan.ExpertAxis), nil, in...)[0]
+	if s.Err() != nil {
+		return []*ir.Value{out}
+	}
+	return []*ir.Value{s.ReduceScatter(out, plan.ExpertAxis, ir.Batch)}
+}
+
+// whole gathers what sequence parallelism shards along the axis of tensor parallelism, and tokens
+// that all devices of ep take.
 func (s *sharder) whole(in []*ir.Value) []*ir.Value {
 	return lists.Map(in, func(v *ir.Value) *ir.Value {
-		if v.Type.Place.On(plan.TensorAxis) == "" {
-			return v
+		if v.Type.Place.On(plan.TensorAxis) != "" {
+			v = s.gather(v, plan.TensorAxis)
 		}
-		return s.gather(v, plan.TensorAxis)
+		if s.plan.GathersTokens() && v.Type.Place.On(plan.ExpertAxis) == ir.Batch {
+			v = s.gather(v, plan.ExpertAxis)
+		}
+		return v
 	})
 }
 

@@ -46,6 +46,14 @@ func expertMeshes() (rows []mesh) {
 			p.EP, p.CP, p.FSDP = 2, plan.CP{Size: 2, Kind: "ring", Balance: true},
 				plan.FSDP{Size: 2, Zero: 1, Gather: "step"}
 		}},
+		{"ep gather", func(p *plan.Plan) { p.EP, p.EPKind = 2, "gather" }},
+		{"ep4 gather", func(p *plan.Plan) { p.EP, p.EPKind = 4, "gather" }},
+		{"ep gather zero3 sp cp", func(p *plan.Plan) {
+			p.EP, p.EPKind, p.TP = 2, "gather", plan.TP{Size: 2, Sequence: true}
+			p.FSDP = plan.FSDP{Size: 2, Zero: 3, Gather: "layer"}
+			p.CP = plan.CP{Size: 2, Kind: "ring", Balance: true}
+		}},
+		{"ep gather overlap", func(p *plan.Plan) { p.EP, p.EPKind, p.EPOverlap = 2, "gather", true }},
 		{"ep overlap", func(p *plan.Plan) { p.EP, p.EPOverlap = 2, true }},
 		{"ep overlap zero3 tp, cp", func(p *plan.Plan) {
 			p.EP, p.EPOverlap, p.TP.Size = 2, true, 2

@@ -55,6 +55,7 @@ func expertPlans() []plantest.Row {
 	zero3 := func(n int64) plan.FSDP { return plan.FSDP{Size: n, Zero: 3, Gather: "layer"} }
 	row("ep4", func(p *plan.Plan) { p.EP = 4 })
 	row("ep4 overlap", func(p *plan.Plan) { p.EP, p.EPOverlap = 4, true })
+	row("ep2 gather zero3", func(p *plan.Plan) { p.EP, p.EPKind, p.FSDP = 2, "gather", zero3(2) })
 	row("ep8", func(p *plan.Plan) { p.EP = 8 })
 	row("ep4 zero3", func(p *plan.Plan) { p.EP, p.FSDP = 4, zero3(2) })
 	row("ep2 zero3 4", func(p *plan.Plan) { p.EP, p.FSDP = 2, zero3(4) })
