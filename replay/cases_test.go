@@ -73,7 +73,7 @@ var models = []modelRow{
 "num_key_value_heads": 2, "head_dim": 64, "max_position_embeddings": 512, "rms_norm_eps": 1e-5,
 "rope_theta": 10000.0, "hidden_act": "silu", "tie_word_embeddings": false, "sliding_window": null,
 "num_local_experts": 8, "num_experts_per_tok": 2, "router_aux_loss_coef": 0.02}`,
-		formats: []string{"bf16"}, plans: []string{"one", expertPlan}},
+		formats: []string{"bf16", "mxfp8"}, plans: []string{"one", expertPlan}},
 	{name: "deepseek experts", config: `{"model_type": "deepseek_v3", "vocab_size": 448,
 "hidden_size": 256, "intermediate_size": 640, "moe_intermediate_size": 192,
 "num_hidden_layers": %d, "first_k_dense_replace": 1, "n_routed_experts": 16,
@@ -83,7 +83,7 @@ var models = []modelRow{
 "q_lora_rank": 192, "kv_lora_rank": 160, "qk_nope_head_dim": 64, "qk_rope_head_dim": 32,
 "v_head_dim": 48, "max_position_embeddings": 512, "rms_norm_eps": 1e-6, "rope_theta": 10000.0,
 "hidden_act": "silu", "tie_word_embeddings": false}`,
-		formats: []string{"bf16"}, plans: []string{expertPlan}},
+		formats: []string{"bf16", "mxfp8"}, plans: []string{expertPlan}},
 }
 
 // formats are the precisions of linear layers.
