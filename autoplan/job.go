@@ -2,6 +2,7 @@ package autoplan
 
 import (
 	"fmt"
+	"math"
 	"math/bits"
 	"slices"
 	"strconv"
@@ -83,11 +84,12 @@ type Job struct {
 }
 
 // A Fixed is what a plan must have, by key: the sizes tp, cp, ep, pp, dp and fsdp, cp.kind, zero,
-// gather, virtual, schedule, microbatch (sequences per microbatch on a device), recompute and
-// offload. The last two are lists with a plus between, or none; recompute may also be full.
+// gather, virtual, schedule, microbatch (sequences per microbatch on a device), slots, recompute
+// and offload. The last three are lists with a plus between; recompute and offload may be none,
+// and recompute full.
 type Fixed map[string]string
 
-// A key is a name that --fix accepts, and the kind of its values: size, word or list.
+// A key is a name that --fix accepts, and the kind of its values: size, word, list or numbers.
 type key struct{ name, kind string }
 
 func (k key) String() string { return k.name }
@@ -97,7 +99,7 @@ var keys = []key{
 	{"tp", "size"}, {"cp", "size"}, {"cp.kind", "word"}, {"ep", "size"}, {"pp", "size"},
 	{"dp", "size"}, {"fsdp", "size"},
 	{"zero", "size"}, {"gather", "word"}, {"virtual", "size"}, {"schedule", "word"},
-	{"microbatch", "size"}, {"recompute", "list"}, {"offload", "list"},
+	{"microbatch", "size"}, {"slots", "numbers"}, {"recompute", "list"}, {"offload", "list"},
 }
 
 // ParseFixed reads NAME=VALUE with commas between, such as tp=8,pp=4,recompute=attn+mlp.
@@ -155,6 +157,11 @@ func checkFixed(name, kind, value string) error {
 			return diag.New(diag.BadUsage, "there is no %s %q", name, value).
 				Try("write one of %s", strings.Join(known, ", "))
 		}
+	case "numbers":
+		if _, err := numbers(value); err != nil {
+			return diag.New(diag.BadUsage, "%s=%s are not growing numbers from 1 on", name, value).
+				Try("%s=1.25+4", name)
+		}
 	case "list":
 		if name == "recompute" && value == "full" {
 			return nil
@@ -167,6 +174,40 @@ func checkFixed(name, kind, value string) error {
 		}
 	}
 	return nil
+}
+
+// numbers reads growing numbers from 1 on with a plus between.
+func numbers(text string) (list []float64, err error) {
+	for word := range strings.SplitSeq(text, "+") {
+		x, err := strconv.ParseFloat(word, 64)
+		if err == nil && (!(x >= 1) || math.IsInf(x, 0) || len(list) > 0 && x <= list[len(list)-1]) {
+			err = strconv.ErrRange
+		}
+		if err != nil {
+			return nil, err
+		}
+		list = append(list, x)
+	}
+	return list, nil
+}
+
+// slots are the plan's slots of experts; nil if they are not fixed.
+func (f Fixed) slots() []float64 {
+	if f["slots"] == "" {
+		return nil
+	}
+	list, _ := numbers(f["slots"]) // ParseFixed has read them
+	return list
+}
+
+// imbalance is the load of the busiest experts in parts of the mean, in the search's Options. Our
+// own programs compute all slots, whatever is in them: the plan has these. Of other stacks, which
+// compute as many rows as there are, it is the first.
+func (j *Job) imbalance() float64 {
+	if list := j.Fixed.slots(); len(list) > 0 && j.Profile.Name != price.Own {
+		return list[0]
+	}
+	return 0
 }
 
 // String gives what ParseFixed reads.
@@ -252,6 +293,9 @@ func (j Job) filled() (Job, error) {
 	case j.Goal != "" && !slices.Contains(Goals(), j.Goal):
 		return j, diag.New(diag.BadUsage, "there is no goal %q", j.Goal).
 			Try("--goal time, money or memory")
+	case j.Fixed["slots"] != "" && j.Config.MoE == nil:
+		return j, diag.New(diag.BadUsage, "slots are for experts, and %s has none", j.Model).
+			At("--fix slots=%s", j.Fixed["slots"]).Try("leave slots out")
 	case j.Devices < 0 || j.Devices > j.Cluster.Count:
 		return j, diag.New(diag.BadUsage, "a plan cannot use %d of %d devices", j.Devices,
 			j.Cluster.Count).Try("--fix devices=%d", j.Cluster.Count)
@@ -271,7 +315,7 @@ func (j Job) filled() (Job, error) {
 	if j.Capacity == 0 {
 		// Peak memory is predicted within 5 % (docs/accuracy.md), and running out of it kills the run.
 		j.Capacity = j.Cluster.GPU.UsableBytes / 100 * 95
-		if j.Profile.Name == price.Own && j.Config.MoE == nil { // MoE models cannot be compiled yet
+		if j.Profile.Name == price.Own {
 			// XLA starts to rematerialize on its own before a GPU is full: llama3.1-70b on 64 GB200 at 164
 			// of 184 GiB. Rematerialization is not in the cost model, so plans stay below that.
 			j.Capacity = j.Cluster.GPU.UsableBytes / 100 * 85

@@ -219,7 +219,8 @@ func (s *searcher) base(cluster machine.Cluster) error {
 		return err
 	}
 	for _, p := range s.job.Precisions {
-		one := e.With(estimate.Options{Precision: p, Policy: s.job.Policies[p]})
+		one := e.With(estimate.Options{Precision: p, Policy: s.job.Policies[p],
+			Imbalance: s.job.imbalance()})
 		for _, w := range s.workers {
 			w.base = append(w.base, one.Beside())
 		}

@@ -97,7 +97,7 @@ func (j *Job) meshes(n int64) []mesh {
 	var list []mesh
 	domain := int64(max(j.Cluster.GPU.NVLinkDomain, 1))
 	for _, tp := range divisors(n, domain) {
-		if !j.Fixed.allows("tp", tp) || !plan.FitsTP(j.facts(), tp) {
+		if !j.Fixed.allows("tp", tp) || !plan.FitsTP(j.facts(), tp) || j.thin(tp) {
 			continue
 		}
 		for _, cp := range divisors(n/tp, max(1, j.Seq/leastChunk)) {
@@ -120,6 +120,14 @@ func (j *Job) meshes(n int64) []mesh {
 		}
 	}
 	return list
+}
+
+// thin reports whether tp leaves GEMMs of our own experts too few columns to search: they are then
+// bound by memory, and ep shards experts as well. Other stacks may shard experts differently.
+func (j *Job) thin(tp int64) bool {
+	_, fixed := j.Fixed["tp"]
+	return j.Config.MoE != nil && j.Profile.Name == price.Own && tp > 1 && !fixed &&
+		j.Config.MoE.MLP/tp < 256
 }
 
 // leastChunk is the fewest tokens of a sequence that a cp rank should hold; GEMMs of fewer rows
@@ -148,11 +156,28 @@ func (j *Job) batches(m mesh) (list [][2]int64) {
 		if rows == 0 {
 			rows = j.MaxBatch / (ranks * microbatch) * ranks * microbatch
 		}
-		if rows > 0 && rows%(ranks*microbatch) == 0 && j.Fixed.allows("microbatch", microbatch) {
+		if rows > 0 && rows%(ranks*microbatch) == 0 && j.Fixed.allows("microbatch", microbatch) &&
+			!j.crowded(microbatch*j.Seq/m.cp) {
 			list = append(list, [2]int64{microbatch, rows})
 		}
 	}
 	return list
+}
+
+// crowded reports whether the experts of our own programs need more than an eighth of a device's
+// memory to work on a device's tokens of a microbatch: their largest activations with gradients,
+// and rows, in bf16 (package footprint). XLA's rematerialization counts such buffers more than once
+// and recomputes on its own long before the device is full: mixtral-8x7b on 64 GB200 in microbatches
+// of 8 sequences at 123 of 184 GiB.
+func (j *Job) crowded(tokens int64) bool {
+	e := j.Config.MoE
+	if e == nil || j.Profile.Name != price.Own || j.Fixed["microbatch"] != "" {
+		return false
+	}
+	slots := (&plan.Plan{Slots: j.Fixed.slots()}).ExpertSlots()
+	most := min(slots[len(slots)-1], float64(e.Experts)/float64(e.TopK))
+	rows := float64(tokens*e.TopK) * most
+	return 2*rows*float64(5*e.MLP+2*j.Config.Hidden) > float64(j.Capacity)/8
 }
 
 // divides reports whether every contracted dimension is whole scale blocks on each device, as our
@@ -164,7 +189,7 @@ func (j *Job) divides(m mesh, prec dtype.Format) bool {
 			n = max(n, f.Block())
 		}
 	}
-	if n == 0 || j.Profile.Name != price.Own || j.Config.MoE != nil {
+	if n == 0 || j.Profile.Name != price.Own {
 		return true
 	}
 	chunks := j.contextOf(m.kind, m.tp, m.cp).Chunks()
@@ -270,7 +295,7 @@ func (j *Job) shardOptions(m mesh) []shardOption {
 		if !j.Fixed.allows("fsdp", fsdp) || !j.Fixed.allows("dp", dp) {
 			continue
 		}
-		if fsdp == 1 {
+		if fsdp == 1 && (j.Profile.Name != price.Own || m.ep == 1) { // our ep shards parameters, too
 			list = append(list, shardOption{dp, 1, 3, "layer"})
 			continue
 		}
@@ -355,7 +380,16 @@ type recomputeOption struct {
 func (j *Job) recomputeOptions() []recomputeOption {
 	tags := [][]string{{}, {"norm"}, {"attn"}, {"mlp"}, {"norm", "attn"}, {"norm", "mlp"},
 		{"attn", "mlp"}, {"norm", "attn", "mlp"}}
-	if j.Config.MoE != nil {
+	switch e := j.Config.MoE; {
+	case e == nil:
+	case j.Profile.Name == price.Own && j.Fixed["recompute"] == "":
+		// Activations of experts are the largest, and memory is planned for the plan's last slots: other
+		// parts are recomputed only where they are.
+		tags = [][]string{{}, {"experts"}, {"norm", "experts"}, {"norm", "attn", "experts"}}
+		if e.Dense > 0 || e.Shared > 0 {
+			tags = append(tags, []string{"norm", "attn", "mlp", "experts"})
+		}
+	default:
 		for _, t := range slices.Clone(tags) {
 			tags = append(tags, append(slices.Clone(t), "experts"))
 		}
@@ -405,6 +439,9 @@ func (j *Job) fill(p *plan.Plan, n meshOption, f layoutOption, v recomputeOption
 func (j *Job) blank(cluster string) *plan.Plan {
 	p := plan.Default()
 	p.Model, p.Cluster, p.Order = j.Model, cluster, nil
+	if j.Profile.Name == price.Own {
+		p.Slots = j.Fixed.slots()
+	}
 	p.Types = plan.Types{Params: dtype.BF16, Grads: dtype.F32, Collectives: dtype.BF16}
 	if slices.Equal(j.Precisions, []dtype.Format{dtype.FormatF32}) {
 		p.Types = plan.Types{Params: dtype.F32, Grads: dtype.F32, Collectives: dtype.F32}

@@ -1,6 +1,7 @@
 package cost
 
 import (
+	"math"
 	"slices"
 	"sync"
 
@@ -15,10 +16,13 @@ import (
 )
 
 // A Sharding is how the graph of a microbatch is sharded: all that a device's cost depends on
-// besides the model. Axes that only split the batch or shard parameters are not in it.
+// besides the model. Axes that only split the batch or shard parameters are not in it; ep, which
+// shards experts, is.
 type Sharding struct {
 	Rows, Seq         int64 // sequences on one device; tokens of a whole sequence
 	TP, CP            int64
+	EP                int64   // devices that share the experts; 0 and 1 mean each has all
+	Slots             float64 // rows that an expert has room for, in parts of its mean load
 	Sequence, Overlap bool
 	Kind              string // of context parallelism (plan cp.kind); "" with one device
 	Inner             int64  // devices that exchange heads within a ring (plan cp.inner)
@@ -47,14 +51,21 @@ func TagsOf(list []ir.Tag) (t Tags) {
 // Has reports whether a tag is in the set.
 func (t Tags) Has(tag ir.Tag) bool { return t&(1<<slices.Index(tags, tag)) != 0 }
 
-// ShardingOf returns how a plan shards a microbatch.
-func ShardingOf(p *plan.Plan) Sharding {
+// ShardingOf returns how a plan shards a microbatch of a model, with the plan's first slots of
+// experts, or its last, which memory is planned for.
+func ShardingOf(m *model.Facts, p *plan.Plan, last bool) Sharding {
 	c := Sharding{Rows: max(1, p.MicrobatchSequences()/p.DataParallelSize()), Seq: p.Seq,
 		TP: max(p.TP.Size, 1), CP: max(p.CP.Size, 1), Sequence: p.TP.Sequence,
 		Overlap: p.TP.Overlap && p.TP.Size > 1, Balance: p.CP.Balance,
 		Params: p.Types.Params, Again: TagsOf(p.Recompute)}
 	if c.CP > 1 {
 		c.Kind, c.Inner = p.CP.Kind, p.CP.Inner
+	}
+	if m.MoE != nil {
+		slots := p.ExpertSlots()
+		if c.EP, c.Slots = max(p.EP, 1), slots[0]; last {
+			c.Slots = slots[len(slots)-1]
+		}
 	}
 	if p.PP.Size <= 1 { // spmd.NewStep does not recompute embedding and head, which are in no loop
 		c.Again &^= TagsOf([]ir.Tag{ir.Embed, ir.Head})
@@ -76,6 +87,7 @@ type Part struct {
 	// Bytes of the residual stream between layers, the same after tp's gather of the sequence, one
 	// MLP activation, and the logits.
 	Flow, Whole, MLP, Logits int64
+	Rows, Expert             int64 // bytes of the experts' rows, and of one activation of their MLPs
 	// Attention is the iteration's (first) attention; nil for embedding and head. Head is the head's
 	// GEMM.
 	Attention, Head *Item
@@ -96,6 +108,7 @@ type items struct {
 type Param struct {
 	Name     string
 	Elements int64
+	Experts  bool // experts' own, which ep shards
 }
 
 // A Bill is the cost of a microbatch on one device, without the FSDP collectives of parameters and
@@ -147,7 +160,9 @@ func (b *Book) Bill(c Sharding) (*Bill, error) {
 		}
 		b.sheets[like] = s
 	}
-	bill := s.bill(c, b.set)
+	from, _ := b.slots(like)
+	to, _ := b.slots(c)
+	bill := s.bill(c, b.set, [2]int64{from * like.CP, to * c.CP})
 	b.bills[c] = bill
 	return bill, nil
 }
@@ -157,7 +172,15 @@ func (b *Book) Bill(c Sharding) (*Bill, error) {
 // dimension evenly.
 func (b *Book) like(c Sharding) Sharding {
 	m := b.model.Facts()
-	c.Rows = 1
+	if c.EP > 1 && c.EP%2 == 0 {
+		c.EP = 2
+	}
+	if _, whole := b.slots(c); !whole {
+		return c // each size rounds slots up in its own way
+	}
+	if c.Rows = 1; m.MoE != nil {
+		c.Slots = 1
+	}
 	if c.Overlap {
 		c.Rows = 2
 	}
@@ -188,10 +211,33 @@ func (b *Book) like(c Sharding) Sharding {
 	return c
 }
 
+// slots is the number of slots that an expert has for a chunk of one sequence on a device; whole
+// reports whether that and its mean load are whole numbers, so that other numbers of slots and of
+// sequences have their multiples.
+func (b *Book) slots(c Sharding) (n int64, whole bool) {
+	e := b.model.Facts().MoE
+	if e == nil {
+		return 1, true
+	}
+	chunk := c.Seq / c.CP
+	mean := float64(chunk*e.TopK) / float64(e.Experts)
+	exact := min(c.Slots*mean, float64(chunk)) // a token chooses an expert once
+	n, whole = int64(exact), c.Slots > 0 && mean == math.Trunc(mean) && exact == math.Trunc(exact) &&
+		exact >= 1
+	if b.policy != nil && whole { // of whole blocks, too
+		fits := func(n int64) bool { return ir.WholeBlocks(n, max(c.EP, 1)) == n }
+		whole = fits(n*c.Rows) && int64(mean)%128 == 0
+	}
+	return n, whole
+}
+
 // context is the plan's context parallelism.
 func (c *Sharding) context() plan.CP {
 	return plan.CP{Size: c.CP, Kind: c.Kind, Inner: c.Inner, Balance: c.Balance}
 }
+
+// meshed reports whether several devices share the graph.
+func (c *Sharding) meshed() bool { return c.TP*c.CP*max(c.EP, 1) > 1 }
 
 // halo is how many keys before its chunk a window needs.
 func (b *Book) halo(c Sharding) int64 {
@@ -204,8 +250,9 @@ func (b *Book) loss(c Sharding) (*ir.Graph, error) {
 	if g := b.losses[c]; g != nil {
 		return g, nil
 	}
-	shape := model.Shape{Batch: c.Rows, Seq: c.Seq, PlainAttention: c.Plain}
-	shape.Experts.Blocks = b.policy != nil
+	// Devices along ep have sequences of their own.
+	shape := model.Shape{Batch: c.Rows * max(c.EP, 1), Seq: c.Seq, PlainAttention: c.Plain,
+		Experts: model.ExpertShape{Slots: c.Slots, Blocks: b.policy != nil}}
 	shape.Elem, shape.MatmulType = b.set.Types(c.Params)
 	how := c.context()
 	facts := b.model.Facts()
@@ -218,9 +265,11 @@ func (b *Book) loss(c Sharding) (*ir.Graph, error) {
 	if err != nil {
 		return nil, err
 	}
-	if c.TP*c.CP > 1 {
+	if c.meshed() {
 		p := plan.Default()
-		p.Seq, p.Batch, p.Microbatches = c.Seq, c.Rows, 1
+		p.Seq, p.Batch, p.Microbatches = c.Seq, shape.Batch, 1
+		p.EP = max(c.EP, 1)
+		p.FSDP.Zero = 1 // ep shards what parameters are stored as, not what a microbatch reads
 		p.TP = plan.TP{Size: c.TP, Sequence: c.Sequence, Overlap: c.Overlap}
 		p.CP = how
 		p.Types.Params = c.Params
@@ -241,7 +290,7 @@ func (b *Book) build(c Sharding) (*sheet, error) {
 		return nil, err
 	}
 	how := ir.GradPlan{Recompute: lists.Filter(tags, c.Again.Has)}
-	if c.TP*c.CP > 1 {
+	if c.meshed() {
 		how.Terms, how.Recompute = true, append(how.Recompute, ir.Gather)
 	}
 	gr, err := ir.Grad(g, how)

@@ -30,7 +30,17 @@ func shapes() map[string]*model.Config {
 	gpt.Arch, gpt.Learned, gpt.Gated, gpt.Tied, gpt.Activation = "gpt2", true, false, true, model.GELU
 	gpt.QKVBias, gpt.OutBias, gpt.MLPBias, gpt.KVHeads, gpt.Vocab = true, true, true, 8, 1001
 	gpt.Norm.Layer = true
-	return map[string]*model.Config{"llama": &llama, "qwen3": &qwen, "gpt2": &gpt}
+	mixtral := llama
+	mixtral.Arch = "mixtral"
+	mixtral.MoE = &model.MoE{Experts: 16, TopK: 4, MLP: 96, Score: "softmax", Normalize: true,
+		Scale: 1}
+	deepseek := llama // latent attention, two dense layers, groups and a shared expert
+	deepseek.Arch, deepseek.KVHeads, deepseek.HeadDim, deepseek.Rotary = "deepseek_v3", 8, 24, 8
+	deepseek.MLA = &model.MLA{QRank: 48, KVRank: 32, NoPE: 16, Rope: 8, Value: 16}
+	deepseek.MoE = &model.MoE{Experts: 16, TopK: 4, MLP: 32, Shared: 32, Dense: 2, Groups: 4,
+		TopGroups: 2, Score: "sigmoid", Normalize: true, Scale: 2.5, Correction: true}
+	return map[string]*model.Config{"llama": &llama, "qwen3": &qwen, "gpt2": &gpt,
+		"mixtral": &mixtral, "deepseek": &deepseek}
 }
 
 var types = plan.Types{Params: dtype.BF16, Grads: dtype.F32, Collectives: dtype.BF16}
@@ -115,11 +125,34 @@ func shardings() (list []cost.Sharding) {
 	return list
 }
 
+// shardingsOf lists ways to shard a microbatch of a model, with and without expert parallelism, and
+// with slots that are no whole number for a sequence.
+func shardingsOf(c *model.Config) (list []cost.Sharding) {
+	if c.MoE == nil {
+		return shardings()
+	}
+	for _, cut := range shardings() {
+		if cut.Overlap || cut.TP > 2 || cut.Again == 0 { // a layer with experts has no half batches
+			continue
+		}
+		cut.Again |= cost.TagsOf([]ir.Tag{ir.Experts})
+		cut.EP, cut.Slots = 8, 1.5
+		list = append(list, cut)
+		if cut.TP == 1 {
+			cut.EP = 1
+			list = append(list, cut)
+			cut.EP, cut.Slots = 2, 1.3
+			list = append(list, cut)
+		}
+	}
+	return list
+}
+
 // A bill scaled from another graph equals the bill of its own graph.
 func TestBillsScale(t *testing.T) {
 	for name, c := range shapes() {
 		book := cost.New(c, "sm_100", nil)
-		for _, cut := range shardings() {
+		for _, cut := range shardingsOf(c) {
 			got, err := book.Bill(cut)
 			if err != nil {
 				t.Fatal(err)

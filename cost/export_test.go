@@ -13,7 +13,7 @@ func Built(c *model.Config, cut Sharding) (*Bill, error) {
 	if err != nil {
 		return nil, err
 	}
-	return s.bill(cut, nil), nil
+	return s.bill(cut, nil, [2]int64{1, 1}), nil
 }
 
 // List gives the tags of a set.

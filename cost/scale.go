@@ -14,9 +14,12 @@ type scaler struct {
 	graph ir.Graph // only its mesh, scaled
 	from  []ir.Axis
 	rows  [2]int64 // sequences before, after
+	slots [2]int64 // of an expert for a sequence, before and after
 	made  map[*ir.Value]*ir.Value
-	room  []ir.Value // allocated ahead
-	dims  []ir.Dim   // allocated ahead
+	// Devices along ep before and after; 0 without such an axis.
+	experts [2]int64
+	room    []ir.Value // allocated ahead
+	dims    []ir.Dim   // allocated ahead
 
 	target *kernels.Selector // selects the kernels
 }
@@ -24,11 +27,8 @@ type scaler struct {
 // atOnce is the number of values a scaler allocates at a time.
 const atOnce = 64
 
-// batch is the dimension of sequences.
-const batch = "batch"
-
-// typed scales the dimensions of a type: the batch dimension by the number of sequences, sharded
-// dimensions by the sizes of their axes.
+// typed scales the dimensions of a type: sequences, and the experts' slots for their tokens, by the
+// number of sequences; sharded dimensions by the sizes of their axes.
 func (x *scaler) typed(t ir.Type) ir.Type {
 	n := len(t.Dims)
 	if len(x.dims) < n {
@@ -38,13 +38,22 @@ func (x *scaler) typed(t ir.Type) ir.Type {
 	t.Dims, x.dims = x.dims[:n:n], x.dims[n:]
 	for i := range t.Dims {
 		d := &t.Dims[i]
+		if d.Name == ir.Slots && x.experts[1] > 0 && t.Place.On(plan.ExpertAxis) == ir.ExpertDim {
+			d.Size = d.Size / x.experts[0] * x.experts[1] // at experts: from every device along ep
+		}
 		for _, s := range t.Place {
+			if s.Axis == plan.ExpertAxis && s.Dim != ir.ExpertDim {
+				continue // its devices have sequences of their own, and slots for these
+			}
 			if s.Dim == d.Name {
 				at := slices.IndexFunc(x.from, func(a ir.Axis) bool { return a.Name == s.Axis })
 				d.Size = d.Size * x.from[at].Size / x.graph.Mesh[at].Size
 			}
 		}
-		if d.Name == batch {
+		if d.Name == ir.Slots {
+			d.Size = d.Size * x.slots[1] / x.slots[0]
+		}
+		if d.Name == ir.Batch || d.Name == ir.Slots {
 			d.Size = d.Size * x.rows[1] / x.rows[0]
 		}
 	}
@@ -74,11 +83,15 @@ func (x *scaler) bytes(list []*ir.Value) []int64 {
 }
 
 // bill scales a sheet to the sizes of a sharding.
-func (s *sheet) bill(c Sharding, target *kernels.Selector) *Bill {
-	x := &scaler{target: target, from: s.mesh, rows: [2]int64{s.rows, c.Rows},
+// slots are an expert's for a whole sequence, before and after.
+func (s *sheet) bill(c Sharding, target *kernels.Selector, slots [2]int64) *Bill {
+	x := &scaler{target: target, from: s.mesh, rows: [2]int64{s.rows, c.Rows}, slots: slots,
 		made: map[*ir.Value]*ir.Value{}}
 	for _, a := range s.mesh {
 		switch a.Name {
+		case plan.ExpertAxis:
+			x.experts = [2]int64{a.Size, c.EP}
+			a.Size = c.EP
 		case plan.TensorAxis:
 			a.Size = c.TP
 		case plan.ContextAxis:
@@ -100,12 +113,13 @@ func (p *part) bill(x *scaler) Part {
 		Made: x.bytes(p.made), Cheap: x.bytes(p.cheap), part: p, x: x, items: &items{}}
 	out.Data = lists.Sum(x.bytes(p.data), func(n int64) int64 { return n })
 	out.Params = lists.Map(p.params, func(v *ir.Value) Param {
-		return Param{v.Name, x.value(v).Type.Shape().Elements()}
+		return Param{v.Name, x.value(v).Type.Shape().Elements(), v.Type.Index(ir.ExpertDim) >= 0}
 	})
 	for _, one := range []struct {
 		v    *ir.Value
 		into *int64
-	}{{p.flow, &out.Flow}, {p.whole, &out.Whole}, {p.mlp, &out.MLP}, {p.logits, &out.Logits}} {
+	}{{p.flow, &out.Flow}, {p.whole, &out.Whole}, {p.mlp, &out.MLP}, {p.logits, &out.Logits},
+		{p.rows, &out.Rows}, {p.expert, &out.Expert}} {
 		if one.v != nil {
 			*one.into = x.value(one.v).Type.Shape().Bytes()
 		}

@@ -39,6 +39,7 @@ type part struct {
 	params       []*ir.Value
 	// The residual stream between layers and after tp's gather, an MLP activation, the logits.
 	flow, whole, mlp, logits *ir.Value
+	rows, expert             *ir.Value // the experts' rows, and an activation of their MLPs
 	body                     *ir.Graph // forward body
 }
 
@@ -106,6 +107,8 @@ func (p *part) flowing(g *ir.Graph) {
 			p.whole = op.In[0]
 		case op.Kind == "linear" && op.Tag == ir.MLP && p.mlp == nil:
 			p.mlp = op.Out[0]
+		case op.Kind == "linear" && op.Tag == ir.Experts && p.rows == nil:
+			p.rows, p.expert = op.In[0], op.Out[0]
 		}
 	}
 }

@@ -292,7 +292,7 @@ func (e *Estimator) Within(p *plan.Plan, most Limits) (est Estimate, whole bool,
 // bit in which is set; with which 0, with its own tags. It uses lower bounds, so false does not
 // mean that the plan fits.
 func (e *Estimator) Exceeds(p *plan.Plan, tags [][]ir.Tag, which uint32, most int64) (bool, error) {
-	if e.compilable(p) {
+	if e.compilable() {
 		own, err := e.predictor()
 		if err != nil {
 			return false, err
@@ -328,7 +328,7 @@ func (e *Estimator) memory(p *plan.Plan, est *Estimate, l *layout, loads *loads,
 	if most.Brief {
 		peak = most.Peak
 	}
-	if e.compilable(p) {
+	if e.compilable() {
 		return e.compiled(p, est, limited, peak)
 	}
 	return e.remember(p.PP.Schedule, est, l, loads, logits, limited, peak)

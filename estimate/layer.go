@@ -194,24 +194,39 @@ func (b *block) take(part *block, again bool) {
 // gathered adds FSDP's collectives of every microbatch: parameters are gathered before each pass,
 // and gradients reduced after. One layer's collectives overlap with another layer's computation.
 func (e *Estimator) gathered(c *sharding, b *block) {
-	if c.fsdp <= 1 {
+	if !c.gather && !c.reduce {
 		return
 	}
 	hide := e.prices.Profile().HideData
 	exposed := func(comm, compute float64) float64 { return max((1-hide)*comm, comm-compute) }
-	params := b.dense + b.experts
 	wide, wire := float64(c.params.Bits())/8, float64(c.wire.Bits())/8
 	if c.gather {
-		gather := func(quantized float64) float64 {
-			return e.prices.Collective(price.AllGather, params*wide+quantized, c.fsdpGroup())
+		gather := func(dense, experts float64) float64 {
+			return e.sent(c, price.AllGather, b.dense*wide+dense, b.experts*wide+experts)
 		}
-		b.forward.data += exposed(gather(b.quantWeights.forward+b.quantExperts.forward), b.forward.sum())
-		b.input.data += exposed(gather(b.quantWeights.backward+b.quantExperts.backward), b.input.sum()/2)
+		b.forward.data += exposed(gather(b.quantWeights.forward, b.quantExperts.forward), b.forward.sum())
+		b.input.data += exposed(gather(b.quantWeights.backward, b.quantExperts.backward), b.input.sum()/2)
 	}
 	if c.reduce {
-		reduce := e.prices.Collective(price.ReduceScatter, params*wire, c.fsdpGroup())
+		reduce := e.sent(c, price.ReduceScatter, b.dense*wire, b.experts*wire)
 		b.weight.data += exposed(reduce, b.input.sum()/2+b.weight.sum())
 	}
+}
+
+// sent is the seconds of gathering parameters of that many bytes, or of reducing their gradients,
+// over the devices that shard them. In our own programs ep shards all parameters but the experts',
+// whose shards along fsdp are gathered along ep first.
+func (e *Estimator) sent(c *sharding, kind price.Kind, dense, experts float64) float64 {
+	t := e.prices.Collective(kind, dense+experts, c.fsdpGroup())
+	if e.shardsOverExperts(c) {
+		t += e.prices.Collective(kind, dense/float64(max(c.fsdp, 1)), c.expertGroup())
+	}
+	return t
+}
+
+// shardsOverExperts reports whether ep shards parameters besides the experts' own.
+func (e *Estimator) shardsOverExperts(c *sharding) bool {
+	return e.profile.Name == price.Own && c.expert > 1
 }
 
 // ends prices embedding and head. The vocabulary is padded so that tp divides it, to a multiple

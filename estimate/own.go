@@ -5,29 +5,37 @@ import (
 	"strings"
 
 	"github.com/deepwell/deepwell/cost"
+	"github.com/deepwell/deepwell/dtype"
 	"github.com/deepwell/deepwell/ir"
 	"github.com/deepwell/deepwell/plan"
 	"github.com/deepwell/deepwell/precision"
 	"github.com/deepwell/deepwell/price"
 )
 
-// billed reports whether our own programs are priced, of a model that has a graph: then the cost
-// of a microbatch comes from that graph (package cost). Experts and other stacks use the closed
-// forms of [builder].
+// billed reports whether our own programs are priced: then the cost of a microbatch comes from the
+// model's graph (package cost). Other stacks, and options that our programs do not have, use the
+// closed forms of [builder].
 func (e *Estimator) billed() bool {
 	o := e.options
-	return e.profile.Name == price.Own && e.config.MoE == nil && !o.Plain && o.Predict == 0
+	return e.profile.Name == price.Own && !o.Plain && o.Predict == 0 && o.ExpertRanks == 0
 }
 
-// noBill are tags without recomputed operations in a graph's cost.
-var noBill = cost.TagsOf([]ir.Tag{ir.Embed, ir.Router, ir.Experts})
+// noBill are tags without recomputed operations in a graph's cost; of models without experts, also
+// sparse.
+var noBill, sparse = cost.TagsOf([]ir.Tag{ir.Embed}), cost.TagsOf([]ir.Tag{ir.Router, ir.Experts})
 
 // bill prices the blocks of a sharding from their graph. If a loop iteration has several layers,
 // each costs their mean: no stage has a fraction of an iteration.
 func (e *Estimator) bill(c *sharding, p *priced) error {
-	b, err := e.book.Bill(cost.Sharding{Rows: c.rows, Seq: c.seq, TP: c.tensor, CP: c.context,
+	cut := cost.Sharding{Rows: c.rows, Seq: c.seq, TP: c.tensor, CP: c.context,
 		Kind: c.kind, Inner: c.inner, Balance: c.balance, Sequence: c.sequence,
-		Overlap: c.overlap && c.tensor > 1, Plain: c.plain, Params: c.params, Again: c.again &^ noBill})
+		Overlap: c.overlap && c.tensor > 1, Plain: c.plain, Params: c.params, Again: c.again &^ noBill}
+	if e.config.MoE != nil {
+		cut.EP, cut.Slots = c.expert, c.slots
+	} else {
+		cut.Again &^= sparse
+	}
+	b, err := e.book.Bill(cut)
 	if err != nil {
 		return err
 	}
@@ -100,10 +108,14 @@ func (e *Estimator) part(c *sharding, l *cost.Part, in precision.Layer, slots fl
 		b.residual += float64(n)
 	}
 	for _, q := range l.Params {
-		b.dense += float64(q.Elements)
+		if q.Experts {
+			b.block.experts += float64(q.Elements)
+		} else {
+			b.dense += float64(q.Elements)
+		}
 		for name := range strings.SplitSeq(q.Name, ".") { // block.q, or block.q.from4
 			if slices.ContainsFunc(gemms, func(p string) bool { return in[[2]string{name, p}] != "" }) {
-				b.weights(name, float64(q.Elements))
+				b.weights(name, float64(q.Elements), q.Experts)
 			}
 		}
 	}
@@ -123,9 +135,15 @@ func (b *pricer) item(item *cost.Item, into *phase) {
 	}
 	switch item.Class {
 	case ir.Matmul:
-		if item.Format == "" && item.Batch == 1 { // XLA merges GEMMs that share an operand
+		switch {
+		case item.Tag == ir.Experts: // one batched GEMM
+			into.gemm += b.p.Grouped(b.formatOf(item.Work), float64(item.Batch), float64(item.M),
+				float64(item.K), float64(item.N), item.Kind == "linear_dw")
+		case item.Tag == ir.Router: // in f32, whatever the model is in
+			into.gemm += b.p.GEMM(dtype.FormatF32, float64(item.M), float64(item.K), float64(item.N))
+		case item.Format == "" && item.Batch == 1: // XLA merges GEMMs that share an operand
 			joins(&b.gemms, item, into).work.N += item.N
-		} else {
+		default:
 			into.gemm += float64(item.Batch) * b.timed(item.Work)
 		}
 	case ir.Attend:
@@ -148,6 +166,11 @@ func (b *pricer) item(item *cost.Item, into *phase) {
 				hide = max(hide, overlapHides)
 			}
 			into.tensor += (1 - hide) * b.p.Collective(sentAs[s.Kind], bytes, b.c.tensorGroup())
+		case s.Axes[0] == plan.ExpertAxis && s.Kind == "all_to_all":
+			t := b.p.Collective(price.AllToAll, bytes, b.c.expertGroup())
+			into.expert += (1 - b.p.Profile().HideExpert) * t
+		case s.Axes[0] == plan.ExpertAxis:
+			into.expert += b.p.Collective(sentAs[s.Kind], bytes, b.c.expertGroup())
 		case s.Kind == "all_to_all":
 			into.context += b.p.Collective(price.AllToAll, bytes, b.c.headsGroup())
 			into.stream += b.p.Stream(b.c.sorted()*bytes) / b.p.Profile().Stream
@@ -168,11 +191,15 @@ var sentAs = map[string]price.Kind{"all_gather": price.AllGather, "all_reduce": 
 
 // timed is the seconds of one GEMM.
 func (b *pricer) timed(w ir.Work) float64 {
-	prec := w.Format
-	if prec == "" {
-		prec = b.e.precision(b.c)
+	return b.p.GEMM(b.formatOf(w), float64(w.M), float64(w.K), float64(w.N))
+}
+
+// formatOf is the format of a GEMM's operands.
+func (b *pricer) formatOf(w ir.Work) dtype.Format {
+	if w.Format == "" {
+		return b.e.precision(b.c)
 	}
-	return b.p.GEMM(prec, float64(w.M), float64(w.K), float64(w.N))
+	return w.Format
 }
 
 // layersOf is the number of layers of an iteration: each has an attention, or two for half batches.

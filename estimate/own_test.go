@@ -65,3 +65,48 @@ func TestBillAgainstClosedForm(t *testing.T) {
 		}
 	}
 }
+
+// Experts and latent attention cost by their graph what the closed form of other stacks has with
+// the plan's slots as imbalance, except for what the graph knows better.
+func TestExpertsAgainstClosedForm(t *testing.T) {
+	for _, name := range []string{"mixtral-8x7b", "qwen3-235b-a22b", "deepseek-v3"} {
+		for _, ep := range []int64{1, 8} {
+			e := estimator(t, name, "64xgb200", "deepwell").With(Options{Imbalance: 1.5})
+			p := plan.Default()
+			p.Seq, p.Batch, p.EP = 4096, 2*ep, ep
+			p.Types = plan.Types{Params: dtype.BF16, Grads: dtype.F32, Collectives: dtype.BF16}
+			l, err := e.read(p)
+			if err != nil {
+				t.Fatal(err)
+			}
+			all, err := e.blockCost(&l.sharding)
+			if err != nil {
+				t.Fatal(err)
+			}
+			k := len(e.kinds) - 1
+			got, want := &all.layers[k], e.layer(&l.sharding, &e.kinds[k])
+			for _, x := range []struct {
+				what      string
+				got, want float64
+				less      float64 // how far it may be from the closed form
+				more      float64
+			}{
+				// Gate and up of experts are two GEMMs.
+				{"products forward", got.forward.gemm, want.forward.gemm, 0.03, 0.12},
+				{"dgrad", got.input.gemm, want.input.gemm, 0.03, 0.15},
+				{"wgrad", got.weight.gemm, want.weight.gemm, 0.05, 0.05},
+				{"attention", got.forward.attention, want.forward.attention, 0, 0},
+				{"its gradient", got.input.attention, want.input.attention, 0, 0},
+				// The weights of choices are sent to the experts, too, and back in the gradient.
+				{"all-to-all forward", got.forward.expert, want.forward.expert, 0.05, 0.15},
+				{"all-to-all back", got.input.expert + got.weight.expert, want.input.expert, 0.05, 0.15},
+				{"experts' parameters", got.experts, want.experts, 0, 0},
+				{"other parameters", got.dense, want.dense, 1e-3, 1e-3},
+			} {
+				if x.got < x.want*(1-x.less)*(1-1e-9) || x.got > x.want*(1+x.more)*(1+1e-9) {
+					t.Errorf("%s, ep %d: %s %v, the closed form has %v", name, ep, x.what, x.got, x.want)
+				}
+			}
+		}
+	}
+}

@@ -156,7 +156,7 @@ func (b *builder) join(m float64, x source, ways, back float64, outs ...out) {
 	b.gemms(m, x.width, ways, outs)
 	b.quantizeCost(x, ways, back, outs)
 	for _, o := range outs {
-		b.weights(o.name, x.width*o.width/ways)
+		b.weights(o.name, x.width*o.width/ways, false)
 	}
 	b.dense += x.width * all / ways
 	b.shape(x.width, all/ways)
@@ -251,9 +251,13 @@ func (b *builder) agree(f dtype.Format) float64 {
 
 // weights adds the copies of a weight: bf16 while one GEMM needs it, and a quantized copy per
 // orientation. The update makes them from f32 masters.
-func (b *builder) weights(name string, elements float64) {
+func (b *builder) weights(name string, elements float64, experts bool) {
 	s := b.stocked(name, elements)
-	b.quantWeights.add(&s, 1)
+	if experts {
+		b.quantExperts.add(&s, 1)
+	} else {
+		b.quantWeights.add(&s, 1)
+	}
 }
 
 // stocked returns the cost of the copies of a weight with that many elements, relative to one bf16

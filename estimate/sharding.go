@@ -16,8 +16,9 @@ import (
 type sharding struct {
 	rows, seq                     int64 // sequences of a microbatch on a device, and their tokens
 	tensor, context, expert, etp  int64
-	tensorAt, contextAt, expertAt int64 // device strides
-	fsdp, fsdpAt                  int64 // for parameters and gradients sent in every microbatch
+	slots                         float64 // of experts in our own programs (plan slots), the first
+	tensorAt, contextAt, expertAt int64   // device strides
+	fsdp, fsdpAt                  int64   // for parameters and gradients sent in every microbatch
 	sequence, overlap             bool
 	kind                          string // of context parallelism (plan cp.kind); "" without
 	inner                         int64  // devices that exchange heads within a ring (cp.inner)
@@ -69,6 +70,8 @@ func (e *Estimator) read(p *plan.Plan) (l layout, err error) {
 	}
 	if e.config.MoE == nil {
 		l.expert, l.etp = 1, 1
+	} else if e.profile.Name == price.Own {
+		l.slots = p.ExpertSlots()[0]
 	}
 	ranks := p.DataParallelSize()
 	if p.Microbatches > 0 && p.Batch%p.Microbatches != 0 {
@@ -103,7 +106,7 @@ func (e *Estimator) read(p *plan.Plan) (l layout, err error) {
 	}
 	l.vee = l.pipe > 1 && schedule.LayoutOf(p.PP.Schedule) == schedule.Vee
 	l.strides(p)
-	if l.shard > 1 && l.zero >= 2 {
+	if (l.shard > 1 || e.shardsOverExperts(&l.sharding)) && l.zero >= 2 {
 		l.fsdp, l.fsdpAt, l.reduce = l.shard, l.shardAt, true
 		l.gather = l.zero >= 3 && l.whole != "step"
 	}

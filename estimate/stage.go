@@ -203,7 +203,9 @@ func (e *Estimator) shards(l *layout) (dense, experts float64) {
 		dense *= float64(l.context * l.fold)
 	}
 	experts = dense
-	if e.config.MoE != nil {
+	if e.shardsOverExperts(&l.sharding) {
+		dense *= float64(l.fold)
+	} else if e.config.MoE != nil && e.profile.Name != price.Own {
 		all := float64(l.shard * l.context * l.tensor * l.fold)
 		experts = max(1, all/float64(l.expert*l.etp))
 	}
@@ -243,6 +245,9 @@ func (e *Estimator) tail(l *layout, of *share, window float64) (t tail) {
 		group.Stride = min(group.Stride, l.expertAt)
 	}
 	expertGroup := price.Group{Size: int64(expertShard), Stride: l.expertAt * l.expert * l.etp}
+	if e.profile.Name == price.Own {
+		group.Size, expertGroup = l.shard, price.Group{Size: l.shard, Stride: l.shardAt}
+	}
 	sum := 0.0
 	scatter := func(params, quantized float64, g price.Group) {
 		if l.zero < 2 {
@@ -254,9 +259,14 @@ func (e *Estimator) tail(l *layout, of *share, window float64) (t tail) {
 	}
 	scatter(dense, of.quantWeights.own, group)
 	scatter(experts, of.quantExperts.own, expertGroup)
+	over := e.shardsOverExperts(&l.sharding)
+	if over {
+		n := float64(l.shard)
+		scatter(dense/n, of.quantWeights.own/n, l.expertGroup())
+	}
 	// Replicas (dp, and axes that do not shard state) all-reduce their gradients.
 	copies, stride := l.data, l.dataAt
-	if !prof.Sharded && l.fold > 1 {
+	if !prof.Sharded && l.fold > 1 && !over {
 		copies, stride = copies*l.fold, l.expertAt
 	}
 	if !prof.Sharded && l.context > 1 {
@@ -266,9 +276,12 @@ func (e *Estimator) tail(l *layout, of *share, window float64) (t tail) {
 		bytes := dense / shard * wire
 		sum += e.prices.Collective(price.AllReduce, bytes, price.Group{Size: copies, Stride: stride})
 	}
-	if l.data > 1 && experts > 0 {
-		sum += e.prices.Collective(price.AllReduce, experts/expertShard*wire,
-			price.Group{Size: l.data, Stride: l.dataAt})
+	replicas := price.Group{Size: l.data, Stride: l.dataAt}
+	if over {
+		replicas = price.Group{Size: copies, Stride: stride}
+	}
+	if replicas.Size > 1 && experts > 0 {
+		sum += e.prices.Collective(price.AllReduce, experts/expertShard*wire, replicas)
 	}
 	sum *= prof.Gradients
 	t.data = max((1-prof.HideData)*sum, sum-window)
@@ -291,12 +304,12 @@ type own struct{ *footprint.Predictor }
 
 // compilable reports whether our own stack has programs for the plan, so that package footprint
 // predicts its memory.
-func (e *Estimator) compilable(p *plan.Plan) bool {
+func (e *Estimator) compilable() bool {
 	o := e.options
 	wide := e.policy == nil && (e.word == "" || e.word == dtype.FormatBF16)
 	known := wide || e.policy != nil && !e.cluster.CPU()
-	return e.profile.Name == price.Own && e.config.MoE == nil && known &&
-		p.EP <= 1 && o.Layers == nil && !o.Plain && o.Predict == 0
+	return e.profile.Name == price.Own && known && o.Layers == nil && !o.Plain && o.Predict == 0 &&
+		o.ExpertRanks == 0
 }
 
 // predictor returns the memory predictor of our own programs.

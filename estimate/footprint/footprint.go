@@ -37,6 +37,7 @@ func (f *Footprint) Peak() *Rank {
 // safe for concurrent use.
 type Predictor struct {
 	config *model.Config
+	facts  model.Facts
 	arch   string // an argument of kernels.For
 	set    *kernels.Selector
 	cpu    bool
@@ -45,6 +46,7 @@ type Predictor struct {
 	// kernel where those do.
 	windowed bool
 
+	dense  int64 // first layers, without experts, if others have some; else 0
 	slots  int64 // layers per loop iteration
 	rounds int64
 	quant  *quantLayers // layers by their formats; nil if all are equal
@@ -71,13 +73,16 @@ func New(c *model.Config, arch string) (*Predictor, error) {
 	if err := c.Check(); err != nil {
 		return nil, err
 	}
-	p := &Predictor{config: c, arch: arch, set: kernels.For(arch), cpu: arch == "cpu",
-		windowed: slices.Contains(c.Windowed, true), params: c.Params(), slots: 1,
+	p := &Predictor{config: c, facts: c.Facts(), arch: arch, set: kernels.For(arch),
+		cpu: arch == "cpu", windowed: slices.Contains(c.Windowed, true), params: c.Params(), slots: 1,
 		rounds: c.Layers, book: cost.New(c, arch, nil), layouts: map[shardKey][]param{},
 		holdings: map[holdingKey][]resident{},
 		temps:    map[programKey]int64{}, sized: map[cost.Sharding]*sizes{},
 		staged: map[programKey]*stage{}, updates: map[updateKey]int64{}, walks: &schedule.Walks{},
 		splits: map[*schedule.Walk]*layerSplit{}, leans: map[lean]schedule.Load{}}
+	if c.MoE != nil {
+		p.dense = c.MoE.Dense
+	}
 	for i := range p.params {
 		if q := &p.params[i]; q.Stacked() && q.Step > p.slots {
 			p.slots, p.rounds = q.Step, q.Dims[0].Size
@@ -96,10 +101,10 @@ func (p *Predictor) Share(w *schedule.Walks, b *cost.Book) {
 }
 
 // A shardKey is all that parameter layouts depend on.
-type shardKey struct{ tp, fsdp, block int64 }
+type shardKey struct{ tp, fsdp, ep, block int64 }
 
 func shardKeyOf(pl *plan.Plan) shardKey {
-	return shardKey{max(pl.TP.Size, 1), max(pl.FSDP.Size, 1), pl.Block()}
+	return shardKey{max(pl.TP.Size, 1), max(pl.FSDP.Size, 1), max(pl.EP, 1), pl.Block()}
 }
 
 // once returns the cached value of a key, and creates it if needed.
@@ -115,14 +120,20 @@ func once[K comparable, V any](in map[K]V, key K, create func() V) V {
 // lay returns the layouts of all parameters, cached by shardKey.
 func (p *Predictor) lay(pl *plan.Plan) []param {
 	return once(p.layouts, shardKeyOf(pl), func() []param {
-		return lists.Map(p.params, func(q model.Param) param { return lay(&q, pl) })
+		return lists.Map(p.params, func(q model.Param) param {
+			one := lay(&q, pl)
+			if one.stack && q.First >= p.dense && p.dense > 0 {
+				one.loop = 1
+			}
+			return one
+		})
 	})
 }
 
 // A part is the contents of one virtual stage: some loop iterations over layers, and perhaps
 // embedding or head.
 type part struct {
-	from        int64 // first iteration, if layers differ; else 0
+	from        int64 // first iteration, as far as layers differ; else 0
 	rounds      int64
 	first, last bool
 	mix         int // number of a mix of quantized and other layers
@@ -150,6 +161,11 @@ func (p *Predictor) residents(pl *plan.Plan, t part) []resident {
 			continue
 		case list[i].stack:
 			h.layers = t.rounds
+			if p.dense > 0 {
+				if h.layers, h.class = p.of(&list[i], t), list[i].loop; h.layers == 0 {
+					continue
+				}
+			}
 		case list[i].name == "embed":
 			if !t.first && (!t.last || !p.config.Tied) {
 				continue
@@ -167,11 +183,21 @@ func (p *Predictor) residents(pl *plan.Plan, t part) []resident {
 	return out
 }
 
+// of is the number of a part's layers that have a parameter, in a model whose first layers have no
+// experts.
+func (p *Predictor) of(q *param, t part) int64 {
+	dense := max(0, min(t.rounds, p.dense-t.from))
+	if q.loop == 0 {
+		return dense
+	}
+	return t.rounds - dense
+}
+
 // A resident is a parameter, or a stack of it over some layers, on one device.
 type resident struct {
 	*param
 	layers int64
-	class  int          // of its layers, if a policy has several
+	class  int          // of its layers, if they differ
 	quant  *quantWeight // quantized copies; nil without any
 }
 
@@ -188,15 +214,15 @@ type way struct {
 	parts           int64  // microbatches
 	spread          bool   // replicas along dp or cp all-reduce their gradients
 	sharded         bool   // fsdp > 1
-	fsdp            int64
-	unrolled        bool // layers are unrolled instead of looped
-	offload, hosted bool // activations, optimizer state offloaded to the host
+	fsdp            int64  // devices that shard parameters, along ep, too
+	unrolled        bool   // layers are unrolled instead of looped
+	offload, hosted bool   // activations, optimizer state offloaded to the host
 	link            link
 }
 
 // way derives the treatment of state from a plan.
 func (p *Predictor) way(pl *plan.Plan, s *sizes) way {
-	fsdp := max(pl.FSDP.Size, 1)
+	fsdp := max(pl.FSDP.Size, 1) * max(pl.EP, 1) // ep shards parameters as fsdp does
 	devices := s.TP * s.CP * fsdp * max(pl.DP, 1) * max(pl.PP.Size, 1)
 	w := way{alone: devices == 1, zero: pl.FSDP.Zero, gather: pl.FSDP.Gather, elem: s.elem,
 		grad: int64(pl.Types.Grads.Bits()) / 8, sum: int64(pl.Types.Collectives.Bits()) / 8,
@@ -224,6 +250,10 @@ func (w *way) copied(q *param) bool { return q.cut && w.gather == "step" }
 
 // copies is the bytes of the copies that the model reads instead of the master.
 func (w *way) copies(h *resident) int64 {
+	elem := w.elem
+	if h.wide {
+		elem = 4
+	}
 	switch {
 	case h.quant != nil && w.copied(h.param):
 		return h.param.whole*h.quant.own/32 + h.quant.amaxes
@@ -232,9 +262,9 @@ func (w *way) copies(h *resident) int64 {
 	case h.quant != nil:
 		return h.param.stored * h.quant.shard / 32
 	case w.copied(h.param):
-		return h.whole() * w.elem
-	case w.elem != 4:
-		return h.stored() * w.elem
+		return h.whole() * elem
+	case elem != 4:
+		return h.stored() * elem
 	}
 	return 0
 }

@@ -70,7 +70,13 @@ func shapes() map[string]*model.Config {
 	gpt.Arch, gpt.Learned, gpt.Gated, gpt.Tied, gpt.Activation = "gpt2", true, false, true, model.GELU
 	gpt.QKVBias, gpt.OutBias, gpt.MLPBias, gpt.KVHeads, gpt.Vocab = true, true, true, 8, 1001
 	gpt.Norm.Layer = true
-	return map[string]*model.Config{"llama": &llama, "qwen3": &qwen, "gpt2": &gpt}
+	deepseek := llama // latent attention, a dense layer before others with experts
+	deepseek.Arch, deepseek.KVHeads, deepseek.HeadDim, deepseek.Rotary = "deepseek_v3", 8, 24, 8
+	deepseek.MLA = &model.MLA{QRank: 48, KVRank: 32, NoPE: 16, Rope: 8, Value: 16}
+	deepseek.MoE = &model.MoE{Experts: 8, TopK: 2, MLP: 32, Shared: 32, Dense: 1, Groups: 4,
+		TopGroups: 2, Score: "sigmoid", Normalize: true, Scale: 2.5}
+	return map[string]*model.Config{"llama": &llama, "qwen3": &qwen, "gpt2": &gpt,
+		"deepseek": &deepseek}
 }
 
 // What a plan keeps from step to step is what its graphs take, for every axis alone,

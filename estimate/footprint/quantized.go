@@ -21,12 +21,18 @@ func (p *Predictor) In(policy *precision.Policy) {
 		counts: [][]int64{nil}}
 	for _, s := range policy.Segments() {
 		c := policy.Layer(s.From)
-		at := slices.IndexFunc(n.classes, func(o class) bool { return maps.Equal(o, c) })
-		if at < 0 {
-			at = len(n.classes)
-			n.classes = append(n.classes, c)
-		}
 		for i := s.From; i < s.To && i < len(n.of); i++ {
+			loop := 0
+			if p.dense > 0 && int64(i) >= p.dense {
+				loop = 1
+			}
+			at := 0
+			for at < len(n.classes) && (n.loops[at] != loop || !maps.Equal(n.classes[at], c)) {
+				at++
+			}
+			if at == len(n.classes) {
+				n.classes, n.loops = append(n.classes, c), append(n.loops, loop)
+			}
 			n.of[i] = at
 		}
 	}
@@ -43,6 +49,7 @@ type class = precision.Layer
 // policy.
 type quantLayers struct {
 	classes []class
+	loops   []int // of each class: see param.loop
 	of      []int // by layer
 	slots   int   // layers per loop iteration
 	mixes   map[[2]int64]int
@@ -51,9 +58,10 @@ type quantLayers struct {
 
 // part is rounds loop iterations over layers from from, and perhaps embedding or head.
 func (p *Predictor) part(from, rounds int64, first, last bool) part {
-	t := part{rounds: rounds, first: first, last: last}
+	t := part{from: min(from, p.dense), rounds: rounds, first: first, last: last}
 	if p.quant != nil {
-		t.from, t.mix = from, p.quant.mix(from*p.slots, (from+rounds)*p.slots)
+		t.from = from
+		t.mix = p.quant.mix(from*p.slots, (from+rounds)*p.slots)
 	}
 	return t
 }
@@ -120,6 +128,9 @@ func bits(f dtype.Format) int64 {
 func (p *Predictor) segments(list []resident, q *param, mix int) []resident {
 	n := p.quant
 	for i := range n.classes {
+		if n.loops[i] != q.loop {
+			continue
+		}
 		// Layers behind the last whole turn (gemma3-1b: 26 of turns of 6) are stacks of their own.
 		if layers := n.counts[mix][q.slot%n.slots*len(n.classes)+i]; layers > 0 {
 			list = append(list, resident{q, layers, i, quantWeightOf(n.classes[i], q, layers)})

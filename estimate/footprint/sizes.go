@@ -18,8 +18,10 @@ import (
 type param struct {
 	name   string
 	stack  bool
+	loop   int   // of a stack: 1 with the layers that have experts, behind others that have none
 	slot   int   // of a stack: which layer of an iteration
 	vector bool  // a norm or a bias, never sharded
+	wide   bool  // computes in f32, whatever the model is in
 	whole  int64 // elements after tp
 	stored int64 // elements after tp and fsdp
 	cut    bool  // sharded by fsdp
@@ -36,15 +38,18 @@ func lay(q *model.Param, p *plan.Plan) param {
 		dims = dims[1:]
 	}
 	l := spmd.LayoutOf(q.Name, ir.Type{Elem: dtype.F32, Dims: dims}, p)
-	out := param{name: q.Name, stack: q.Stacked(), vector: len(q.Shape) < 2, slot: int(q.First),
+	out := param{name: q.Name, stack: q.Stacked(), vector: len(q.Shape) < 2,
+		wide: q.Tag == ir.Router, slot: int(q.First),
 		stored: l.Stored.Shape().Elements()}
 	out.whole = out.stored
-	if dim := l.Stored.Place.On(plan.FSDPAxis); dim != "" {
-		out.cut, out.whole = true, out.stored*p.FSDP.Size
+	if len(l.Shards) > 0 {
+		n := lists.Product(l.Shards, func(s ir.AxisSharding) int64 { return p.Size(s.Axis) })
+		dim := l.Shards[0].Dim
+		out.cut, out.whole = true, out.stored*n
 		out.first = slices.IndexFunc(dims, func(d ir.Dim) bool { return d.Name == dim })
 		block := p.Block()
 		if last := dim != ir.Heads && dim != ir.KVHeads; last && block > 0 &&
-			dims[out.first].Size/p.FSDP.Size%block != 0 {
+			dims[out.first].Size/n%block != 0 {
 			out.ragged = dim
 		}
 	}
@@ -61,8 +66,10 @@ type sizes struct {
 	// The residual stream between layers, the same after tp's gather, one MLP activation, the logits;
 	// and the number of attention scores.
 	flow, whole, mlp, logits, scores int64
-	packed                           int64 // workspace of attention that keeps documents apart
-	queries                          int64 // elements
+	// The rows of a device's experts, and one activation of their MLPs; 0 without experts.
+	rows, expert int64
+	packed       int64 // workspace of attention that keeps documents apart
+	queries      int64 // elements
 	// parts are the results of a ring's moves, which XLA keeps side by side where the backward pass
 	// computes the ring again: 5 bytes for each element of results and shard, chosen by llama3.1-8b at
 	// 131,072 tokens (cp 2 to 16, compiled 72.4, 43.7, 36.1 and 45.6 GiB; predicted 69.8, 41.7, 35.7
@@ -76,7 +83,7 @@ type sizes struct {
 
 // sizes returns the activation sizes of a plan, cached by its sharding.
 func (p *Predictor) sizes(pl *plan.Plan) (*sizes, error) {
-	cut := cost.ShardingOf(pl)
+	cut := cost.ShardingOf(&p.facts, pl, true)
 	if s := p.sized[cut]; s != nil {
 		return s, nil
 	}
@@ -86,7 +93,11 @@ func (p *Predictor) sizes(pl *plan.Plan) (*sizes, error) {
 	}
 	layer := &bill.Layers[0]
 	s := &sizes{Sharding: cut, bill: bill, elem: 4, ids: 4 * cut.Rows * cut.Seq / cut.CP,
-		flow: layer.Flow, whole: layer.Whole, mlp: layer.MLP, logits: bill.Head.Logits}
+		flow: layer.Flow, whole: layer.Whole, logits: bill.Head.Logits}
+	for i := range bill.Layers {
+		l := &bill.Layers[i]
+		s.mlp, s.rows, s.expert = max(s.mlp, l.MLP), max(s.rows, l.Rows), max(s.expert, l.Expert)
+	}
 	halves := int64(1)
 	if cut.Overlap {
 		halves = 2 // a layer's values are of one half batch

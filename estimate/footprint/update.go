@@ -85,6 +85,7 @@ func (w *way) updateBound(list []resident) (n int64) {
 // by their number and the sum of their layers, since they have equally many each, or one more.
 type updateKey struct {
 	tp, fsdp, stages, layers int64
+	ep, sparse               int64 // sparse are layers with experts behind others without
 	quantized                int64 // layers with quantized copies
 	flags                    uint64
 	reduce                   bool
@@ -92,11 +93,19 @@ type updateKey struct {
 
 // updateKey returns the cache key of the update of some parameters.
 func (w *way) updateKey(s *sizes, list []resident) updateKey {
-	k := updateKey{tp: s.TP, fsdp: w.fsdp}
+	k := updateKey{tp: s.TP, fsdp: w.fsdp, ep: s.EP}
 	var table, end bool
-	stack := ""
+	stack, sparse := "", ""
 	for i := range list {
 		switch h := &list[i]; {
+		case h.stack && h.loop > 0:
+			if sparse == "" || sparse == h.name {
+				sparse = h.name
+				k.sparse += h.layers
+				if h.quant != nil {
+					k.quantized += h.layers
+				}
+			}
 		case h.stack && (stack == "" || stack == h.name):
 			stack = h.name
 			k.stages++
