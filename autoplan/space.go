@@ -167,8 +167,8 @@ func (j *Job) batches(m mesh) (list [][2]int64) {
 // crowded reports whether the experts of our own programs need more than an eighth of a device's
 // memory to work on a device's tokens of a microbatch: their largest activations with gradients,
 // and rows, in bf16 (package footprint). XLA's rematerialization counts such buffers more than once
-// and recomputes on its own long before the device is full: mixtral-8x7b on 64 GB200 in microbatches
-// of 8 sequences at 123 of 184 GiB.
+// and recomputes on its own long before the device is full: mixtral-8x7b on 64 GB200 in
+// microbatches of 8 sequences at 123 of 184 GiB.
 func (j *Job) crowded(tokens int64) bool {
 	e := j.Config.MoE
 	if e == nil || j.Profile.Name != price.Own || j.Fixed["microbatch"] != "" {

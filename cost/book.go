@@ -160,9 +160,12 @@ func (b *Book) Bill(c Sharding) (*Bill, error) {
 		}
 		b.sheets[like] = s
 	}
-	from, _ := b.slots(like)
-	to, _ := b.slots(c)
-	bill := s.bill(c, b.set, [2]int64{from * like.CP, to * c.CP})
+	slots := [2]int64{1, 1} // as built, unless they are whole
+	if to, whole := b.slots(c); whole {
+		from, _ := b.slots(like)
+		slots = [2]int64{from * like.CP, to * c.CP}
+	}
+	bill := s.bill(c, b.set, slots)
 	b.bills[c] = bill
 	return bill, nil
 }

@@ -32,12 +32,12 @@ func shapes() map[string]*model.Config {
 	gpt.Norm.Layer = true
 	mixtral := llama
 	mixtral.Arch = "mixtral"
-	mixtral.MoE = &model.MoE{Experts: 16, TopK: 4, MLP: 96, Score: "softmax", Normalize: true,
+	mixtral.MoE = &model.MoE{Experts: 16, TopK: 4, MLP: 128, Score: "softmax", Normalize: true,
 		Scale: 1}
 	deepseek := llama // latent attention, two dense layers, groups and a shared expert
-	deepseek.Arch, deepseek.KVHeads, deepseek.HeadDim, deepseek.Rotary = "deepseek_v3", 8, 24, 8
-	deepseek.MLA = &model.MLA{QRank: 48, KVRank: 32, NoPE: 16, Rope: 8, Value: 16}
-	deepseek.MoE = &model.MoE{Experts: 16, TopK: 4, MLP: 32, Shared: 32, Dense: 2, Groups: 4,
+	deepseek.Arch, deepseek.KVHeads, deepseek.HeadDim, deepseek.Rotary = "deepseek_v3", 8, 48, 32
+	deepseek.MLA = &model.MLA{QRank: 64, KVRank: 32, NoPE: 16, Rope: 32, Value: 16}
+	deepseek.MoE = &model.MoE{Experts: 16, TopK: 4, MLP: 64, Shared: 64, Dense: 2, Groups: 4,
 		TopGroups: 2, Score: "sigmoid", Normalize: true, Scale: 2.5, Correction: true}
 	return map[string]*model.Config{"llama": &llama, "qwen3": &qwen, "gpt2": &gpt,
 		"mixtral": &mixtral, "deepseek": &deepseek}
