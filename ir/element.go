@@ -16,11 +16,7 @@ func elementKinds() map[string]Kind {
 		"sub": {1, inferElement("sum"), func(d *Differ, op *Op, dy []*Value) []*Value {
 			return []*Value{d.Unbroadcast(dy[0], op.In[0]), d.Unbroadcast(d.Neg(dy[0]), op.In[1])}
 		}, nil},
-		"mul": {1, inferElement("product"), func(d *Differ, op *Op, dy []*Value) []*Value {
-			x, y := d.Use(op.In[0]), d.Use(op.In[1])
-			return []*Value{d.Unbroadcast(d.Mul(dy[0], y), op.In[0]),
-				d.Unbroadcast(d.Mul(dy[0], x), op.In[1])}
-		}, nil},
+		"mul": {1, inferElement("product"), mulVJP, nil},
 		"div": {1, inferElement("none"), func(d *Differ, op *Op, dy []*Value) []*Value {
 			// d(x/y) = dx/y - x/y · dy/y
 			y, q := d.Use(op.In[1]), d.Use(op.Out[0])
@@ -49,6 +45,18 @@ func elementKinds() map[string]Kind {
 		}, nil}
 	}
 	return t
+}
+
+// mulVJP: d(x·y) = y·dx + x·dy. What no gradient flows to, such as a count, asks for nothing to be
+// saved.
+func mulVJP(d *Differ, op *Op, dy []*Value) []*Value {
+	out := make([]*Value, 2)
+	for i, v := range op.In {
+		if d.needs[v] {
+			out[i] = d.Unbroadcast(d.Mul(dy[0], d.Use(op.In[1-i])), v)
+		}
+	}
+	return out
 }
 
 // sameGradient is the VJP of an operation that shifts its argument by a constant.

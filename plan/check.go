@@ -299,9 +299,9 @@ func (p *Plan) checkScaleBlocks(c *model.Facts) *diag.Error {
 	if n == 0 {
 		return nil
 	}
-	if f := dtype.Format(p.Precision); f.TensorScale() && p.TP.Overlap && p.Size(TensorAxis) > 1 {
+	if f := dtype.Format(p.Precision); f.TensorScale() && p.Halved() {
 		return later("halves of a batch have other largest magnitudes than the batch").
-			Because("%s scales by the amax of a tensor", f).Try("leave tp.overlap out")
+			Because("%s scales by the amax of a tensor", f).Try("leave tp.overlap and ep_overlap out")
 	}
 	switch chunks, tp := p.CP.Chunks(), p.Size(TensorAxis); {
 	case WholeScaleBlocks(c, n, p.Seq, chunks, tp):

@@ -53,7 +53,7 @@ type Plan struct {
 	EPOverlap bool `json:"ep_overlap,omitempty"`
 	// Slots is how many rows an expert has room for, in parts of its mean load: a step is computed
 	// with the first number, and again with the next if an expert has more. Memory is planned for the
-	// last. Empty means 1.5 and 4: see [Plan.ExpertSlots].
+	// last. Empty means 1.5 and 4, and room for all tokens on CPU devices.
 	Slots []float64 `json:"slots,omitempty"`
 
 	// Recompute lists the parts of a block that the backward pass recomputes (activation
@@ -86,14 +86,24 @@ func (p *Plan) Halved() bool {
 // GathersTokens reports whether devices of ep gather all tokens, and sum up what experts give.
 func (p *Plan) GathersTokens() bool { return p.EPKind == epGather && p.Size(ExpertAxis) > 1 }
 
-// ExpertSlots are the plan's slots. The default, also of a nil plan, is 1.5 and 4: trained routers
-// stay within 1.3 times the mean, and early in a run four times is common.
+// ExpertSlots are the plan's slots. The default is 1.5 and 4: trained routers stay within 1.3 times
+// the mean, and early in a run four times is common. On CPU devices, also of a nil plan, there is
+// room for every token behind these.
 func (p *Plan) ExpertSlots() []float64 {
-	if p == nil || len(p.Slots) == 0 {
-		return []float64{1.5, 4}
+	switch {
+	case p != nil && len(p.Slots) > 0:
+		return p.Slots
+	case p == nil || strings.HasSuffix(p.Cluster, cpuDevices):
+		return []float64{1.5, 4, everyToken}
 	}
-	return p.Slots
+	return []float64{1.5, 4}
 }
+
+// everyToken is a number of slots that no load needs: models take as many as there are tokens.
+const everyToken = 1 << 20
+
+// cpuDevices ends the names of clusters of CPU devices.
+const cpuDevices = "xcpu"
 
 // FSDP shards the batch and, with it, optimizer state (Zero 1), gradients (2) and parameters (3;
 // Rajbhandari et al., 2020). Gather is the lifetime of gathered parameters: [GatherLayer],

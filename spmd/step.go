@@ -86,7 +86,7 @@ func NewStep(loss *ir.Graph, o Options, w *QuantizedCopies) (*Step, error) {
 	w.Monitor = o.Monitor
 	for i, v := range gr.Wrt {
 		p := o.Params[v.Name]
-		p.Stats = o.Monitor && len(v.Type.Dims) > 1
+		p.Stats = o.Monitor && len(v.Type.Dims) > 1 && p.Balance == 0
 		p.Name, p.Type = v.Name, gr.Backward.Results[i].Type
 		switch {
 		case o.Sharding != nil:

@@ -406,7 +406,8 @@ func (b *builder) hold(rank int, watch bool) (held []spmd.RankParam) {
 			users := b.Users(l.Name)
 			sum := s.Graphs.Backward.Find(s.Graphs.Accumulators[i])
 			p := b.optimized(one)
-			p.Name, p.Type, p.Stats = l.Name, sum.Type, watch && len(sum.Type.Dims) > 1
+			p.Name, p.Type = l.Name, sum.Type
+			p.Stats = watch && len(sum.Type.Dims) > 1 && p.Balance == 0
 			held = append(held, spmd.RankParam{Param: p, Layout: l, Shared: len(users) > 1,
 				Counts: users[0] == rank})
 		}

@@ -113,7 +113,8 @@ func (l *slotLadder) at(ctx context.Context, rung int, base *compiled) (*compile
 	if rung == 0 {
 		return base, nil
 	}
-	if l.of != l.c.x { // another precision
+	defer l.c.t.phase(phaseCompile)() // which may take longer than a step
+	if l.of != l.c.x {                // another precision
 		l.compile(context.WithoutCancel(ctx))
 	}
 	if err := l.rungs[rung].wait(); err != nil {
