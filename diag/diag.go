@@ -44,11 +44,15 @@ type Error struct {
 }
 
 // New returns an error of the given code.
+//
+//go:noinline
 func New(code Code, format string, args ...any) *Error {
 	return &Error{Code: code, What: fmt.Sprintf(format, args...)}
 }
 
 // At returns a copy of e that names the place.
+//
+//go:noinline
 func (e *Error) At(format string, args ...any) *Error {
 	c := *e
 	c.Where = fmt.Sprintf(format, args...)
@@ -56,6 +60,8 @@ func (e *Error) At(format string, args ...any) *Error {
 }
 
 // Because returns a copy of e that gives the deeper reason in words.
+//
+//go:noinline
 func (e *Error) Because(format string, args ...any) *Error {
 	c := *e
 	c.Cause = fmt.Sprintf(format, args...)
@@ -63,6 +69,8 @@ func (e *Error) Because(format string, args ...any) *Error {
 }
 
 // Try returns a copy of e that says what to do next.
+//
+//go:noinline
 func (e *Error) Try(format string, args ...any) *Error {
 	c := *e
 	c.Fix = fmt.Sprintf(format, args...)

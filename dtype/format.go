@@ -50,6 +50,8 @@ func Formats() []Format {
 	return list
 }
 
+//
+//go:noinline
 func (f Format) row() formatRow {
 	if i := slices.IndexFunc(formats, func(r formatRow) bool { return r.name == f }); i >= 0 {
 		return formats[i]

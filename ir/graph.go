@@ -164,6 +164,8 @@ func spelled(t dtype.DType) string {
 }
 
 // get finds a constant by key; nil if it is absent.
+//
+//go:noinline
 func (a Attrs) get(key string) any {
 	for _, x := range a {
 		if x.Key == key {

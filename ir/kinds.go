@@ -339,6 +339,8 @@ func (b *Builder) Op(kind string, constants map[string]any, in ...*Value) []*Val
 }
 
 // op adds an operation of the builder's table.
+//
+//go:noinline
 func (b *Builder) op(kind string, a Attrs, body *Graph, in ...*Value) []*Value {
 	return b.add(&Op{Kind: kind, In: in, Attrs: a, Tag: b.tag, Body: body, table: b.table})
 }
@@ -374,6 +376,8 @@ func (b *Builder) add(op *Op) []*Value {
 }
 
 // one adds an operation with one result.
+//
+//go:noinline
 func (b *Builder) one(kind string, a Attrs, in ...*Value) *Value {
 	return b.op(kind, a, nil, in...)[0]
 }

@@ -40,6 +40,8 @@ type AxisSharding struct {
 const Partial = "+"
 
 // On gives the placement along one axis: "" if the value is replicated.
+//
+//go:noinline
 func (p Placement) On(axis string) string {
 	for _, s := range p {
 		if s.Axis == axis {
