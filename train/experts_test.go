@@ -8,6 +8,7 @@ import (
 
 	"github.com/deepwell/deepwell/diag"
 	"github.com/deepwell/deepwell/engine"
+	"github.com/deepwell/deepwell/internal/lists"
 	"github.com/deepwell/deepwell/internal/plantest"
 	"github.com/deepwell/deepwell/internal/slowtest"
 	"github.com/deepwell/deepwell/ir"
@@ -21,11 +22,11 @@ import (
 func sparse(e *engine.Engine) map[string]*parity {
 	size := plantest.Size{Batch: 16, Micros: 2, Seq: 8}
 	mixtral := *parities(e)["llama"].config
-	mixtral.Arch, mixtral.Layers = "mixtral", 4
+	mixtral.Arch, mixtral.Layers = "mixtral", 2
 	mixtral.MoE = &model.MoE{Experts: 8, TopK: 2, MLP: 8, Score: "softmax", Normalize: true, Scale: 1,
 		AuxLoss: 0.02, ZLoss: 0.01}
 	deep := mixtral
-	deep.Layers = 4
+	deep.Layers = 2
 	deep.MoE = &model.MoE{Experts: 8, TopK: 3, MLP: 8, Shared: 8, Dense: 1, Score: "sigmoid",
 		Normalize: true, Scale: 2.5, Groups: 4, TopGroups: 2, Correction: true, AuxLoss: 0.01}
 	adam := optim.AdamW{Beta1: 0.9, Beta2: 0.95, Eps: 1e-8, Decay: 0.1, ClipNorm: 1}
@@ -42,7 +43,10 @@ func expertPlans() []plantest.Row {
 	ep := func(n int64) plantest.Row {
 		return plantest.Row{Name: "ep", Axes: []string{"ep"}, Apply: func(p *plan.Plan) { p.EP = n }}
 	}
-	rows := plantest.Combine(2, append(append(plantest.Meshes(), plantest.Pipes()...), ep(2))...)
+	pipes := lists.Filter(plantest.Pipes(), func(r plantest.Row) bool { // two layers are two stages
+		return r.Name != "interleaved" && r.Name != "zb-v"
+	})
+	rows := plantest.Combine(2, append(append(plantest.Meshes(), pipes...), ep(2))...)
 	var list []plantest.Row
 	for _, r := range rows { // with ep; of the others, whose programs differ in the layer alone, some
 		if len(list)%5 == 0 || strings.Contains(r.Name, "ep") && !strings.Contains(r.Name, "pp") {
@@ -106,7 +110,9 @@ func TestExpertPlansEndAlike(t *testing.T) {
 			if k < 2 && i%2 != k || k == 2 && i%6 != 0 {
 				continue
 			}
-			got, err := p.run(t.Context(), p.plan(row), Options{})
+			how := p.plan(row)
+			how.Slots = []float64{1.5, 4} // with which nothing overflows
+			got, err := p.run(t.Context(), how, Options{})
 			if err != nil {
 				t.Errorf("%s, %s: %v", name, row.Name, err)
 				continue

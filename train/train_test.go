@@ -100,11 +100,14 @@ func (l *log) losses() (list []float64) {
 var cache = enginetest.Cache()
 
 func TestMain(m *testing.M) {
-	if os.Getenv(childEnv) != "" {
+	if scratch = os.Getenv(scratchEnv); os.Getenv(childEnv) != "" {
 		child()
 	}
 	var err error
-	if scratch, err = os.MkdirTemp("", "deepwell-train"); err != nil {
+	if scratch, err = os.MkdirTemp("", "deepwell-train"); err == nil {
+		err = os.Setenv(scratchEnv, scratch) // for children
+	}
+	if err != nil {
 		panic(err)
 	}
 	code := m.Run()
@@ -112,8 +115,10 @@ func TestMain(m *testing.M) {
 	os.Exit(code)
 }
 
-// scratch is a folder for runs that leave nothing but a lock.
+// scratch is a folder for runs that leave nothing but a lock, which a test and its children share.
 var scratch string
+
+const scratchEnv = "DEEPWELL_TEST_SCRATCH"
 
 // A rig is what all runs of a test share.
 type rig struct {
