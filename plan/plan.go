@@ -223,8 +223,8 @@ func (p *Plan) Offloads(what string) bool {
 	return p != nil && slices.Contains(p.Offload, what)
 }
 
-// IsZero leaves an axis of one device out of the JSON form.
-func (a FSDP) IsZero() bool { return a.Size <= 1 }
+// IsZero leaves out of the JSON form what [Plan.Marshal] has emptied.
+func (a FSDP) IsZero() bool { return a == FSDP{} }
 
 // IsZero leaves an axis of one device out of the JSON form.
 func (a TP) IsZero() bool { return a.Size <= 1 }
@@ -410,6 +410,10 @@ func (p *Plan) Marshal() ([]byte, error) {
 	q.Version = cmp.Or(q.Version, Version) // a plan made in code may leave it out
 	if slices.Contains(gathers, q.FSDP.Gather) && (q.FSDP.Zero == 1 || q.FSDP.Zero == 2) {
 		q.FSDP.Gather = GatherStep // parameters are whole for the step
+	}
+	// The ZeRO stage of one device says how ep shards what is not experts.
+	if q.FSDP.Size <= 1 && (q.EP <= 1 || q.FSDP.Zero == 3 && q.FSDP.Gather == GatherLayer) {
+		q.FSDP = FSDP{}
 	}
 	if q.DP == 1 {
 		q.DP = 0
