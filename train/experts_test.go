@@ -111,7 +111,10 @@ func TestExpertPlansEndAlike(t *testing.T) {
 				continue
 			}
 			how := p.plan(row)
-			how.Slots = []float64{1.5, 4} // with which nothing overflows
+			how.Slots = []float64{4} // with which nothing overflows
+			if i%3 == 0 || !slowtest.Enabled {
+				how.Slots = []float64{1.5, 4}
+			}
 			got, err := p.run(t.Context(), how, Options{})
 			if err != nil {
 				t.Errorf("%s, %s: %v", name, row.Name, err)
