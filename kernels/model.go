@@ -33,7 +33,7 @@ func (s *Selector) Unrolled(layers int64, how *plan.Plan, recompute bool) (bool,
 	unrolled, why := s.Unroll(layers)
 	switch {
 	case how != nil && (how.PP.Size > 1 || how.TP.Overlap || how.EPOverlap):
-		return false, "pipeline stages and tp.overlap are built from the loop's body"
+		return false, "pipeline stages and half batches are built from the loop's body"
 	case unrolled && how.Offloads(plan.Activations):
 		return false, "only activations that a loop stacks can be offloaded"
 	case recompute:

@@ -2,6 +2,7 @@ package train
 
 import (
 	"context"
+	"fmt"
 	"maps"
 	"slices"
 	"strings"
@@ -36,7 +37,7 @@ const slotSteps = 128
 
 // newLadder begins to compile the programs with more slots.
 func newLadder(ctx context.Context, c *executor) *slotLadder {
-	if c.t.programs.Rungs() < 2 && c.t.programs.Spec().Model.Facts().MoE == nil {
+	if c.t.programs.Spec().Model.Facts().MoE == nil {
 		return nil
 	}
 	l := &slotLadder{c: c}
@@ -133,25 +134,19 @@ func (l *slotLadder) climb(ctx context.Context, rung int, overflow float64) (nex
 	if err != nil || !again {
 		return rung, false, err
 	}
-	slots := l.c.t.programs.Plan.ExpertSlots()
+	slots, facts := l.c.t.programs.Plan.ExpertSlots(), l.c.t.programs.Spec().Model.Facts().MoE
+	all := float64(facts.Experts) / float64(facts.TopK) // with which every token has a slot
 	if rung+1 == len(slots) {
-		facts := l.c.t.programs.Spec().Model.Facts().MoE
 		return rung, false, diag.New(diag.ExpertsOverflow, "experts have more tokens than %g times "+
 			"their mean load, the plan's last number of slots", slots[rung]).
-			Try(`"slots": [%g, %g] in the plan: with the last nothing overflows`, slots[0],
-				float64(facts.Experts)/float64(facts.TopK)).
+			At("step %d, plan slots", l.c.t.step+1).
+			Try(`"slots": [%g, %g] in the plan: with the last nothing overflows`, slots[0], all).
 			Try("experts.capacity, to drop tokens; experts.aux_loss, to balance the load")
 	}
+	l.c.t.opts.Events.Emit(event.Note{Text: fmt.Sprintf("step %d: %.0f tokens of experts have no "+
+		"slot at %g times the mean load; it runs again at %g times", l.c.t.step+1, overflow, slots[rung],
+		min(slots[rung+1], all))})
 	return rung + 1, true, nil
-}
-
-// A load is what the experts of a layer had to do in a step.
-type load struct {
-	Layer    int64
-	Tokens   []float64 // by expert
-	Overflow float64
-	Dropped  float64
-	Entropy  float64 // sum over tokens, nats
 }
 
 // addLoad adds up the loads of a microbatch, by program and name.
@@ -183,9 +178,9 @@ func (c *executor) overflow() (n float64) {
 // experts is how many a layer of the model has.
 func (c *executor) experts() int { return int(c.t.programs.Spec().Model.Facts().MoE.Experts) }
 
-// loads are the layers' loads of a step, in the order of layers, as far as ranks of this process
-// have them.
-func (c *executor) loads() (list []load) {
+// loads are what the experts of each layer had to do in a step of some tokens, in the order of
+// layers, as far as ranks of this process have them.
+func (c *executor) loads(tokens int64) (list []event.ExpertLoad) {
 	n := c.experts()
 	each := n + model.LoadExtras
 	for _, r := range c.hosted() {
@@ -194,16 +189,26 @@ func (c *executor) loads() (list []load) {
 			program, name, _ := strings.Cut(key, " ")
 			first, stride := c.t.programs.Layers(program, routerOf(name))
 			for k := range len(x) / each {
-				one := x[k*each : (k+1)*each]
-				wide := lists.Map(one, func(f float32) float64 { return float64(f) })
-				list = append(list, load{Layer: first + int64(k)*stride, Tokens: wide[:n],
-					Overflow: wide[n+model.LoadOverflow], Dropped: wide[n+model.LoadDropped],
-					Entropy: wide[n+model.LoadEntropy]})
+				l := loadOf(x[k*each:(k+1)*each], n, tokens)
+				l.Layer = int(first + int64(k)*stride)
+				list = append(list, l)
 			}
 		}
 	}
-	lists.Sort(list, func(a, b load) int { return int(a.Layer - b.Layer) })
+	lists.Sort(list, func(a, b event.ExpertLoad) int { return a.Layer - b.Layer })
 	return list
+}
+
+// loadOf reads the load of one layer's n experts.
+func loadOf(x []float32, n int, tokens int64) event.ExpertLoad {
+	mean := lists.Sum(x[:n], func(f float32) float64 { return float64(f) }) / float64(n)
+	return event.ExpertLoad{
+		Tokens:  lists.Map(x[:n], func(f float32) int64 { return int64(f) }),
+		Busiest: float64(slices.Max(x[:n])) / max(mean, 1),
+		Idlest:  float64(slices.Min(x[:n])) / max(mean, 1),
+		Dropped: float64(x[n+model.LoadDropped]),
+		Entropy: float64(x[n+model.LoadEntropy]) / float64(tokens),
+	}
 }
 
 // routerOf is the router in the layers of a loop, by the name of its load: of block.3,
@@ -224,21 +229,12 @@ func (r *rank) readLoad(ctx context.Context, a *engine.Array, spec program.Array
 	return r.stats.readOne(ctx, "evaluate", a, spec)
 }
 
-// experts emits what the experts of a step had to do, and warns of those that do nothing.
+// reportExperts emits what the experts of a step had to do, and warns of a router that collapsed.
 func (t *Trainer) reportExperts(r StepResult) {
 	if t.exec.ladder == nil {
 		return
 	}
-	tokens := float64(r.Tokens)
-	e := event.Experts{Step: r.Step}
-	for _, one := range t.exec.loads() {
-		mean := lists.Sum(one.Tokens, func(x float64) float64 { return x }) / float64(len(one.Tokens))
-		l := event.ExpertLoad{Layer: int(one.Layer), Busiest: slices.Max(one.Tokens) / max(mean, 1),
-			Idlest: slices.Min(one.Tokens) / max(mean, 1), Dropped: one.Dropped,
-			Entropy: one.Entropy / tokens}
-		l.Tokens = lists.Map(one.Tokens, func(x float64) int64 { return int64(x) })
-		e.Layers = append(e.Layers, l)
-	}
+	e := event.Experts{Step: r.Step, Layers: t.exec.loads(r.Tokens)}
 	t.balance.observe(t.opts.Events, e)
 	if len(e.Layers) > 0 && (r.Step%loadSteps == 0 || r.Step == 1 || t.step == t.end()) {
 		t.opts.Events.Emit(e)
