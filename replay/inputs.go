@@ -79,7 +79,7 @@ func (f filler) terms(a program.Array) bool {
 		return false
 	}
 	switch f.kind {
-	case step.Accumulate, step.Backward, step.Weight, step.Reduce:
+	case step.Gradient, step.Backward, step.Weight, step.Reduce:
 		return true
 	}
 	return false

@@ -40,6 +40,7 @@ func TestInputs(t *testing.T) {
 		t.Error("the same seed gave other numbers")
 	}
 	g := array("g.w", program.Gradient, dtype.F32)
+	f.kind = step.Update
 	if list := shards(f, g); !bytes.Equal(list[0], list[3]) {
 		t.Error("reduced gradients differ")
 	}

@@ -79,8 +79,7 @@ func (d *distinct) cost() int {
 func pairwise(all []*distinct) (list []*distinct) {
 	some := slices.DeleteFunc(slices.Clone(all), func(d *distinct) bool {
 		// They take milliseconds to understand, and their text is the same in all precisions.
-		return slices.Contains([]step.Kind{step.Zero, step.Reduce, step.Square, step.Accumulate},
-			d.pair.Kind)
+		return slices.Contains([]step.Kind{step.Zero, step.Reduce, step.Square}, d.pair.Kind)
 	})
 	covered := map[string]bool{}
 	fresh := func(d *distinct) int {

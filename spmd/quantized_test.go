@@ -139,7 +139,7 @@ func copiesOnly(t *testing.T, name string, s *graphs) {
 	if want := 14 * 3; len(copies) != want && len(copies) != want/3 { // 7 weights, 2 orientations
 		t.Errorf("%s: %d copies", name, len(copies))
 	}
-	for _, g := range []*ir.Graph{s.Gradient, s.Accumulate, s.Evaluate} {
+	for _, g := range []*ir.Graph{s.Gradient, s.Evaluate} {
 		for _, c := range copies {
 			if g.Find(c.Param) != nil || g.Find(program.Copy.Of(c.Param)) != nil {
 				t.Errorf("%s: %s takes %s itself", name, g.Name, c.Param)
@@ -206,7 +206,7 @@ func oneSided(t *testing.T, name string, s *graphs) {
 	t.Helper()
 	forward := map[string]string{"q": "embed", "k": "embed", "v": "embed", "o": "heads_head",
 		"gate": "embed", "up": "embed", "down": "mlp"}
-	for _, g := range []*ir.Graph{s.Gradient, s.Accumulate, s.Evaluate} {
+	for _, g := range []*ir.Graph{s.Gradient, s.Evaluate} {
 		for _, op := range g.Ops {
 			if op.Kind != "repeat" {
 				continue

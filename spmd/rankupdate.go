@@ -39,7 +39,7 @@ type UpdateOptions struct {
 // global. So an update is three programs, between which ranks exchange the gradients of shared
 // parameters, and one number.
 type RankUpdate struct {
-	// Zero gives zeroed gradient accumulators; nil where the first microbatch gives the gradients.
+	// Zero gives zeroed gradient accumulators; nil where the only microbatch gives the gradients.
 	Zero *ir.Graph
 	// Reduce takes the gradients and leaves each device its shard of their sums over the rank's mesh;
 	// nil if there is nothing to reduce, or if Update does it.

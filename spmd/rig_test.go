@@ -118,11 +118,17 @@ func (r *rig) feed(g *ir.Graph, batch map[string]*eval.Array) map[string][]*eval
 // gradients runs the parts of a step and gives the loss.
 func (r *rig) gradients(parts []map[string]*eval.Array) (float64, error) {
 	total := 0.0
-	for i, part := range parts {
-		g := r.step.Gradient
-		if i > 0 {
-			g = r.step.Accumulate
+	if zero := r.step.Zero; zero != nil {
+		out, err := r.run(zero, nil)
+		if err != nil {
+			return 0, err
 		}
+		for k, p := range r.step.Params {
+			r.state[program.Gradient.Of(p.Name)] = out[k]
+		}
+	}
+	for _, part := range parts {
+		g := r.step.Gradient
 		out, err := r.run(g, r.feed(g, part))
 		if err != nil {
 			return 0, err

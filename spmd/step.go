@@ -45,13 +45,12 @@ func (o *Options) Report() ir.Report {
 
 // A Step is the graphs of a model whose forward and backward pass are one program.
 type Step struct {
-	// Gradient gives the loss and the gradient of every parameter, for one microbatch.
+	// Gradient gives the loss and the gradient of every parameter, for one microbatch. Where a step
+	// has several it adds to gradients that it takes as arguments, which begin as zeros.
 	Gradient *ir.Graph
-	// Accumulate is Gradient plus gradients that it takes as arguments; nil for one microbatch a step.
-	Accumulate *ir.Graph
 	// Evaluate gives the loss, and the loss's statistics.
 	Evaluate *ir.Graph
-	// Stats describes the elements of the statistics that Gradient and Accumulate report.
+	// Stats describes the elements of the statistics that Gradient reports.
 	Stats []ir.Stat
 	// Params are the parameters in the order of the update. Their types are the gradients' types; on a
 	// mesh these are partial sums that the update reduces.
@@ -96,13 +95,8 @@ func NewStep(loss *ir.Graph, o Options, w *QuantizedCopies) (*Step, error) {
 		}
 		s.Params = append(s.Params, p)
 	}
-	if s.Gradient, err = s.gradient(gr, false); err != nil {
+	if s.Gradient, err = s.gradient(gr, o.Microbatches > 1); err != nil {
 		return nil, err
-	}
-	if o.Microbatches > 1 {
-		if s.Accumulate, err = s.gradient(gr, true); err != nil {
-			return nil, err
-		}
 	}
 	s.Evaluate = loss.Clone()
 	s.Evaluate.Name = "evaluate"
@@ -132,7 +126,7 @@ func (s *Step) RankParams() []RankParam {
 // UpdateOptions returns the options of the step's update.
 func (o *Options) UpdateOptions(w *QuantizedCopies) UpdateOptions {
 	e := UpdateOptions{Optimizer: o.Optimizer, Quantized: w, Inspect: o.Inspect,
-		OffloadState: o.OffloadState, Fused: o.Sharding == nil}
+		OffloadState: o.OffloadState, Fused: o.Sharding == nil, Zero: o.Microbatches > 1}
 	if o.Sharding != nil {
 		e.Plan = o.Sharding.Plan
 	}
@@ -154,9 +148,6 @@ func (s *Step) gradient(gr *ir.Gradient, onto bool) (*ir.Graph, error) {
 	}
 	s.copies(g)
 	g.Name, s.Stats = "gradient", stats
-	if onto {
-		g.Name = "accumulate"
-	}
 	results, stated := g.Results, len(gr.Seeds) // the loss and statistics, then gradients
 	b := ir.ExtendGraph(g)
 	out := []*ir.Value{results[0]}

@@ -75,6 +75,9 @@ func TestPartsAddUp(t *testing.T) {
 		}
 		want := run(t, whole.Gradient, params, rest)
 		got := map[string][]*eval.Array{}
+		for i, a := range run(t, parts.Zero) {
+			got[program.Gradient.Of(parts.Params[i].Name)] = a
+		}
 		loss := 0.0
 		for row := range rows {
 			inputs := map[string][]*eval.Array{}
@@ -88,11 +91,7 @@ func TestPartsAddUp(t *testing.T) {
 				copy(one.Data, a[0].Data[row*seq:])
 				inputs[name] = []*eval.Array{one}
 			}
-			g := parts.Gradient
-			if row > 0 {
-				g = parts.Accumulate
-			}
-			out := run(t, g, params, inputs, got)
+			out := run(t, parts.Gradient, params, inputs, got)
 			loss += out[0][0].Data[0]
 			for i, p := range parts.Params {
 				got[program.Gradient.Of(p.Name)] = out[1+i]
@@ -190,7 +189,7 @@ func TestStepsMeet(t *testing.T) {
 					t.Errorf("%s: parameter %s has a copy: %v", elem, p.Name, copied)
 				}
 			}
-			for _, g := range []*ir.Graph{s.Gradient, s.Accumulate, s.Update, s.Evaluate} {
+			for _, g := range []*ir.Graph{s.Gradient, s.Update, s.Evaluate} {
 				if g == nil {
 					continue
 				}
@@ -200,7 +199,7 @@ func TestStepsMeet(t *testing.T) {
 						t.Errorf("%s: %s does not take the place of %s", g.Name, v, from)
 					}
 				}
-				if donates := g == s.Update || g == s.Accumulate; donates != (len(into) > 0) {
+				if donates := g == s.Update || parts > 1 && g == s.Gradient; donates != (len(into) > 0) {
 					t.Errorf("%s: donated are %v", g.Name, into)
 				}
 			}

@@ -365,8 +365,8 @@ func (b *builder) update() (err error) {
 		} else {
 			held = b.hold(rank, o.Monitor)
 		}
-		// Around a pipeline, gradients are accumulated in arrays that begin as zeros, and the norm needs
-		// the squares of all ranks before any of them may update.
+		// Gradients of several microbatches are accumulated in arrays that begin as zeros. Around a
+		// pipeline the norm needs the squares of all ranks before any of them may update.
 		end := o.UpdateOptions(&r.copies)
 		if !b.Joint() {
 			end.Plan, end.Zero, end.Fused = b.Spec.Plan, true, false
@@ -459,10 +459,9 @@ func (b *builder) lower() error {
 func (b *builder) ofStage(s *Stage) []*Program {
 	if j := s.Joint; j != nil {
 		rows := []*Program{{Kind: Gradient, Graph: j.Gradient, Stats: j.Stats},
-			{Kind: Accumulate, Graph: j.Accumulate, Stats: j.Stats},
 			{Kind: Evaluate, Graph: j.Evaluate}}
 		if b.inspect {
-			return rows[:2]
+			return rows[:1]
 		}
 		return rows
 	}

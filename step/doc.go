@@ -11,8 +11,8 @@
 // programs goes through [Programs.List]; the [program.Role] of an argument says what it is. A
 // training step runs the rows in this order:
 //
-//	zero                              clears the gradient accumulators (pipelines only)
-//	gradient, accumulate …            or forward, backward (input, weight) … per microbatch
+//	zero                              clears the gradient accumulators of several microbatches
+//	gradient …                        or forward, backward (input, weight) … per microbatch
 //	reduce, square, update            sums over the data axes, the global norm, the optimizer
 //	quantize                          makes quantized copies when the state is filled
 //

@@ -203,7 +203,7 @@ func (f *Footprint) worst(m *program.Module, held amount, n Needs) {
 
 // atOnce are the kinds of programs that run while no microbatch of a pipeline is in flight, and
 // that need memory of their own.
-var atOnce = []Kind{Gradient, Accumulate, Reduce, Square, Update}
+var atOnce = []Kind{Gradient, Reduce, Square, Update}
 
 // footprint finds the peak of a rank over all programs of a step.
 func (p *Programs) footprint(rank int, needs func(*program.Module) Needs) (*Footprint, error) {
@@ -223,8 +223,8 @@ func (p *Programs) footprint(rank int, needs func(*program.Module) Needs) (*Foot
 		m, held := one.Module, amount{}
 		n := needs(m)
 		switch one.Kind {
-		case Gradient, Accumulate: // residuals are in the temporary memory of the only program
-			if one.Kind == Gradient { // its gradients are counted with those that are kept
+		case Gradient: // residuals are in the temporary memory of the only program
+			if p.Find(Zero, rank) == nil { // its gradients are counted with those that are kept
 				n.Output = max(n.Alias, n.Output-f.Grads)
 			}
 			residuals := residualsOf(p.Find(Gradient, rank).Graph)

@@ -22,16 +22,15 @@ import (
 // A Kind is what a program does in a step.
 type Kind string
 
-// The kinds. A stage has Gradient, Accumulate and Evaluate where forward and backward pass are one
-// program, else Forward and Backward, or the two halves of the latter.
+// The kinds. A stage has Gradient and Evaluate where forward and backward pass are one program,
+// else Forward and Backward, or the two halves of the latter.
 const (
-	Gradient   Kind = "gradient"   // of the first microbatch: loss and gradients
-	Accumulate Kind = "accumulate" // of all others: adds to the gradients
-	Evaluate   Kind = "evaluate"   // the loss alone
-	Forward    Kind = "forward"
-	Backward   Kind = "backward"
-	Input      Kind = "input"  // the half of Backward that the stage before waits for
-	Weight     Kind = "weight" // the other half
+	Gradient Kind = "gradient" // loss and gradients; adds to them where a step has microbatches
+	Evaluate Kind = "evaluate" // the loss alone
+	Forward  Kind = "forward"
+	Backward Kind = "backward"
+	Input    Kind = "input"  // the half of Backward that the stage before waits for
+	Weight   Kind = "weight" // the other half
 	// What a rank does around the microbatches ([spmd.RankUpdate]).
 	Zero     Kind = "zero"
 	Reduce   Kind = "reduce"

@@ -165,16 +165,18 @@ func rolesOf(t *testing.T, p *step.Programs) {
 }
 
 // An update is one program on one device, and else reduce, square and update; where no gradient is
-// a term of a sum, nothing is reduced.
+// a term of a sum, nothing is reduced. Microbatches, of which these plans have two, add to zeros.
 func TestUpdatesAreThreePrograms(t *testing.T) {
 	for _, row := range []struct {
 		name  string
 		apply func(p *plan.Plan)
 		want  []step.Kind
 	}{
-		{"one device", func(*plan.Plan) {}, []step.Kind{step.Update}},
-		{"dp", func(p *plan.Plan) { p.DP = 2 }, []step.Kind{step.Reduce, step.Square, step.Update}},
-		{"tp", func(p *plan.Plan) { p.TP.Size = 2 }, []step.Kind{step.Square, step.Update}},
+		{"one device", func(*plan.Plan) {}, []step.Kind{step.Zero, step.Update}},
+		{"dp", func(p *plan.Plan) { p.DP = 2 },
+			[]step.Kind{step.Zero, step.Reduce, step.Square, step.Update}},
+		{"tp", func(p *plan.Plan) { p.TP.Size = 2 },
+			[]step.Kind{step.Zero, step.Square, step.Update}},
 		{"stages", func(p *plan.Plan) { p.PP = plan.PP{Size: 2, Schedule: "1f1b"} },
 			[]step.Kind{step.Zero, step.Square, step.Update}},
 	} {

@@ -67,8 +67,8 @@ func (c *executor) gradientsBy(ctx context.Context, at *compiled, b *data.Batch)
 }
 
 // joint runs the microbatches one after the other, where forward and backward pass are one program.
-// The first one writes the gradients, the others add to them. A microbatch is queued before the
-// loss of the one before it is read, so that the devices do not wait for the host.
+// A single one writes the gradients, several add to them. A microbatch is queued before the loss of
+// the one before it is read, so that the devices do not wait for the host.
 func (c *executor) joint(ctx context.Context, at *compiled, b *data.Batch) (total float64,
 	err error) {
 	r := c.ranks[0]
@@ -86,9 +86,6 @@ func (c *executor) joint(ctx context.Context, at *compiled, b *data.Batch) (tota
 	}
 	for first := 0; first < b.Sequences; first += c.t.opts.Recipe.Microbatch {
 		x := at.of(step.Gradient, r)
-		if first > 0 {
-			x = at.of(step.Accumulate, r)
-		}
 		run, err := c.microbatch(ctx, r, x, b, first)
 		if err == nil && before != nil {
 			err = read(before, last)
@@ -125,10 +122,11 @@ func (c *executor) microbatch(ctx context.Context, r *rank, x *engine.Executable
 	if err != nil {
 		return nil, err
 	}
-	// The gradients of the first microbatch become the accumulators. The others return their sums in
-	// the same buffers (donated arguments), which need not be stored again.
+	// Sums of microbatches are returned in the buffers of the accumulators (donated arguments), which
+	// need not be stored again.
+	single := c.x.of(step.Zero, r) == nil
 	for i, spec := range x.Module().Results {
-		if first == 0 && spec.Role == program.Gradient {
+		if single && spec.Role == program.Gradient {
 			run.Keep(&r.state, run.Results[i])
 		}
 	}

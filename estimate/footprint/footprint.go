@@ -372,15 +372,11 @@ func (r *Rank) end(n need) {
 	}
 }
 
-// gradients lists the programs of a plan without stages that compute loss and gradients.
+// gradients lists the program of a plan without stages that computes loss and gradients.
 func (p *Predictor) gradients(pl *plan.Plan, s *sizes, w *way, t part, list []resident) []need {
-	g := gradient{p: p, s: s, w: w, part: t, params: list, plan: pl, forward: true, backward: true}
-	needs := []need{{"gradient", g.temp(), 0}}
-	if w.parts > 1 {
-		g.onto = true
-		needs = append(needs, need{"accumulate", g.temp(), 0})
-	}
-	return needs
+	g := gradient{p: p, s: s, w: w, part: t, params: list, plan: pl, forward: true, backward: true,
+		onto: w.parts > 1}
+	return []need{{"gradient", g.temp(), 0}}
 }
 
 // ending lists the programs of a rank at the end of a step. The program that adds up squared
