@@ -25,9 +25,9 @@ type Traffic struct {
 	Count int64 `json:"count"`
 	Bytes int64 `json:"bytes"`
 	// Redundant and RedundantBytes are the share that XLA:GPU may remove. Backward loops repeat
-	// gathers, and the moves of a ring, of forward loops; collective pipelining peels one iteration of
-	// each, and CSE may merge the peeled pair. Reductions of replicated statistics may be rewritten as
-	// multiplications.
+	// gathers, moves of a ring and exchanges of the weights of rows, of forward loops; collective
+	// pipelining peels one iteration of each, and CSE may merge the peeled pair. Reductions of
+	// replicated statistics may be rewritten as multiplications.
 	Redundant      int64 `json:"twice,omitempty"`
 	RedundantBytes int64 `json:"twice_bytes,omitempty"`
 
@@ -43,7 +43,7 @@ type Census []Traffic
 // compiled programs are compared with it.
 func CensusOf(g *ir.Graph) Census {
 	c := censusTaker{mesh: g.Mesh, rows: map[string]*Traffic{}, sent: map[sent]bool{},
-		alias: map[*ir.Value]*ir.Value{}}
+		alias: map[*ir.Value]*ir.Value{}, stacked: map[*ir.Value]bool{}}
 	c.graph(g, 1, false)
 	var list Census
 	for _, row := range c.rows {
@@ -111,6 +111,8 @@ type censusTaker struct {
 	rows  map[string]*Traffic
 	sent  map[sent]bool           // gathered values, and keys and values sent around a ring
 	alias map[*ir.Value]*ir.Value // values that are others: XLA inlines loops of one iteration
+	// inputs of loop bodies that are slices of stacks: parameters, and what a forward loop saved
+	stacked map[*ir.Value]bool
 }
 
 // A sent is a value that was sent, gathered along some axes before.
@@ -128,6 +130,9 @@ func (c *censusTaker) graph(g *ir.Graph, times int64, back bool) {
 			l := op.Loop()
 			if l.N == 1 {
 				c.rename(op.Body.Inputs, op.In)
+			}
+			for i, v := range op.Body.Inputs {
+				c.stacked[v] = l.IsStack(i)
 			}
 			c.graph(op.Body, times*l.N, l.Reverse)
 			if l.N == 1 {
@@ -162,6 +167,8 @@ func (c *censusTaker) send(g *ir.Graph, op *ir.Op, s ir.Send, times int64, back 
 		if row := c.rows[key(kindsOf[s.Kind], s.Axes)]; gathers && times == 1 {
 			row.single, row.singleBytes = row.single+s.Count, row.singleBytes+s.Count*s.Bytes
 		}
+	case op.Kind == "all_to_all" && back && c.saved(op.In[0]):
+		redundant = s.Count
 	case op.Kind == "join_stats" && replicated(g, op, s.Axes):
 		redundant = times * s.Count
 	default:
@@ -169,6 +176,14 @@ func (c *censusTaker) send(g *ir.Graph, op *ir.Op, s ir.Send, times int64, back 
 	}
 	row := c.rows[key(kindsOf[s.Kind], s.Axes)]
 	row.Redundant, row.RedundantBytes = row.Redundant+redundant, row.RedundantBytes+redundant*s.Bytes
+}
+
+// saved reports whether a value is what the forward pass saved, but for its type and order.
+func (c *censusTaker) saved(v *ir.Value) bool {
+	for v.Def() != nil && (v.Def().Kind == "convert" || v.Def().Kind == "dispatch") {
+		v = v.Def().In[0]
+	}
+	return c.stacked[v]
 }
 
 // replicated reports whether the devices along some axes compute statistics of the same bytes,
