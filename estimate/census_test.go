@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/deepwell/deepwell/dtype"
+	"github.com/deepwell/deepwell/hlo"
 	"github.com/deepwell/deepwell/model"
 	"github.com/deepwell/deepwell/plan"
 	"github.com/deepwell/deepwell/price"
@@ -77,4 +78,44 @@ func censusOf(t *testing.T, c *model.Config, p *plan.Plan) (list []spmd.Traffic)
 		t.Fatal(err)
 	}
 	return spmd.CensusOf(step.Gradient)
+}
+
+// Gathers of parameters along fsdp and ep are priced as the graph has them: the outer axis gathers
+// shards of what the inner one gathers in full.
+func TestGathersAlongTwoAxesAreTheGraphs(t *testing.T) {
+	inner := plan.Default().Order // ep inside fsdp
+	outer := []string{plan.PipelineAxis, plan.DataAxis, plan.ExpertAxis, plan.FSDPAxis,
+		plan.ContextAxis, plan.TensorAxis}
+	for _, order := range [][]string{inner, outer} {
+		p := plan.Default()
+		p.Seq, p.Batch, p.Microbatches, p.FSDP.Size, p.EP, p.Order = 1024, 8, 1, 2, 4, order
+		p.Cluster = "8xb200"
+		p.Types = plan.Types{Params: dtype.BF16, Grads: dtype.F32, Collectives: dtype.BF16}
+		e := estimator(t, "mixtral-8x7b", p.Cluster, price.Own)
+		l, err := e.read(p)
+		if err != nil {
+			t.Fatal(err)
+		}
+		blocks, err := e.blockCost(&l.sharding)
+		if err != nil {
+			t.Fatal(err)
+		}
+		along, over := nested(l.fsdpGroup(), l.expertGroup())
+		want := map[string]float64{}
+		for _, b := range []block{blocks.embed, blocks.head, blocks.layers[0]} {
+			times := 2.0 // bytes of an element; layers are gathered again in the backward pass
+			if b.experts > 0 {
+				times *= 2 * float64(e.config.Layers)
+			}
+			want[plan.FSDPAxis] += times * (b.dense*along + b.experts)
+			want[plan.ExpertAxis] += times * b.dense * over
+		}
+		for _, row := range censusOf(t, e.config, p) {
+			axis := row.Axes[0]
+			if got := float64(row.Bytes) / want[axis]; row.Kind == hlo.AllGather &&
+				math.Abs(got-1) > 1e-3 { // routers gather f32
+				t.Errorf("order %v: %s gathers %d bytes, priced as %.0f", order, axis, row.Bytes, want[axis])
+			}
+		}
+	}
 }

@@ -215,13 +215,24 @@ func (e *Estimator) gathered(c *sharding, b *block) {
 
 // sent is the seconds of gathering parameters of that many bytes, or of reducing their gradients,
 // over the devices that shard them. In our own programs ep shards all parameters but the experts',
-// whose shards along fsdp are gathered along ep first.
+// too, and the outer axis of the two gathers the smaller shards ([ir.Placement.Nested]).
 func (e *Estimator) sent(c *sharding, kind price.Kind, dense, experts float64) float64 {
-	t := e.prices.Collective(kind, dense+experts, c.fsdpGroup())
-	if e.shardsOverExperts(c) {
-		t += e.prices.Collective(kind, dense/float64(max(c.fsdp, 1)), c.expertGroup())
+	if !e.shardsOverExperts(c) {
+		return e.prices.Collective(kind, dense+experts, c.fsdpGroup())
 	}
-	return t
+	fsdp, ep := c.fsdpGroup(), c.expertGroup()
+	along, over := nested(fsdp, ep)
+	return e.prices.Collective(kind, dense*along+experts, fsdp) +
+		e.prices.Collective(kind, dense*over, ep)
+}
+
+// nested is the share of a parameter that each of two axes gathers if both shard it: the outer one
+// a shard along the inner one, which then gathers all.
+func nested(a, b price.Group) (along, over float64) {
+	if a.Stride > b.Stride {
+		return 1 / float64(max(b.Size, 1)), 1
+	}
+	return 1, 1 / float64(max(a.Size, 1))
 }
 
 // shardsOverExperts reports whether ep shards parameters besides the experts' own.

@@ -257,13 +257,15 @@ func (e *Estimator) tail(l *layout, of *share, window float64) (t tail) {
 			sum += e.prices.Collective(price.AllGather, params*wide+quantized, g)
 		}
 	}
-	scatter(dense, of.quantWeights.own, group)
-	scatter(experts, of.quantExperts.own, expertGroup)
 	over := e.shardsOverExperts(&l.sharding)
-	if over {
-		n := float64(l.shard)
-		scatter(dense/n, of.quantWeights.own/n, l.expertGroup())
+	if ep := l.expertGroup(); over {
+		a, b := nested(group, ep)
+		scatter(dense*a, of.quantWeights.own*a, group)
+		scatter(dense*b, of.quantWeights.own*b, ep)
+	} else {
+		scatter(dense, of.quantWeights.own, group)
 	}
+	scatter(experts, of.quantExperts.own, expertGroup)
 	// Replicas (dp, and axes that do not shard state) all-reduce their gradients.
 	copies, stride := l.data, l.dataAt
 	if !prof.Sharded && l.fold > 1 && !over {

@@ -442,9 +442,9 @@ func (e *quantLowering) counted(t Type, dims ...string) *Value {
 		n /= c.Dims[i].Size
 		v = e.Split(v, c.Dims[i].Name, c.Dims[i].Name, d.Name, n)
 	}
-	for _, a := range e.g.Mesh { // the first axis is outermost
-		if how := t.Place.On(a.Name); c.Index(how) >= 0 {
-			v = e.ShardSlice(v, a.Name, how)
+	for _, d := range c.Dims {
+		for _, a := range t.Place.Nested(e.g.Mesh, d.Name) {
+			v = e.ShardSlice(v, a.Name, d.Name)
 		}
 	}
 	return v

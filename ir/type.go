@@ -30,7 +30,7 @@ type Type struct {
 type Placement []AxisSharding
 
 // An AxisSharding is the placement along one axis of the mesh. One axis shards at most one
-// dimension; one dimension may be sharded by several axes, the first of the mesh outermost.
+// dimension; one dimension may be sharded by several axes ([Placement.Nested]).
 type AxisSharding struct {
 	Axis string
 	Dim  string // a dimension's name, or Partial
@@ -55,6 +55,18 @@ func (p Placement) On(axis string) string {
 func (p Placement) Axes(how string) []string {
 	shares := lists.Filter(p, func(s AxisSharding) bool { return s.Dim == how })
 	return lists.Map(shares, func(s AxisSharding) string { return s.Axis })
+}
+
+// Nested lists the axes that shard a dimension, the slowest first: it is gathered along the last of
+// them first. Rows lie in the order of devices. Of anything else, which is parameters, the innermost
+// axis of the mesh is the slowest: the devices that are farthest apart gather first, while shards
+// are smallest.
+func (p Placement) Nested(mesh []Axis, dim string) []Axis {
+	list := lists.Filter(mesh, func(a Axis) bool { return p.On(a.Name) == dim })
+	if dim != Batch && dim != Seq && dim != Slots {
+		slices.Reverse(list)
+	}
+	return list
 }
 
 // With gives the placement with one axis changed; "" replicates.

@@ -80,7 +80,7 @@ func TestTrainingWithTwoAxesAgrees(t *testing.T) {
 }
 
 // Whatever axes shard a parameter, its shards make up the whole, each element once for every
-// copy, and the shards of its layout stand in the order of the mesh.
+// copy, and the innermost axis of the mesh, gathered last, is the first shard of its layout.
 func TestShardsMakeUpTheWhole(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		size := func(name string) int64 { return rapid.Int64Range(1, 4).Draw(t, name) }
@@ -91,7 +91,7 @@ func TestShardsMakeUpTheWhole(t *testing.T) {
 			{Name: ir.EmbedDim, Size: 12 * size("embed")}, {Name: ir.MLPDim, Size: 12 * size("mlp")}}}
 		l, mesh := spmd.LayoutOf("w", whole, p), p.Mesh()
 		var axes []string
-		for _, a := range mesh {
+		for _, a := range slices.Backward(mesh) {
 			if slices.ContainsFunc(l.Shards, func(s ir.AxisSharding) bool { return s.Axis == a.Name }) {
 				axes = append(axes, a.Name)
 			}

@@ -17,8 +17,7 @@ type Box struct {
 	strides []int64
 }
 
-// BoxOf computes the region of a device's shard. If several axes shard one dimension, the first
-// axis of the mesh is the slowest.
+// BoxOf computes the region of a device's shard.
 func BoxOf(mesh []ir.Axis, whole []ir.Dim, shard ir.Type, device int) Box {
 	n := len(whole)
 	b := Box{Start: make([]int64, n), Size: make([]int64, n), strides: make([]int64, n)}
@@ -26,11 +25,9 @@ func BoxOf(mesh []ir.Axis, whole []ir.Dim, shard ir.Type, device int) Box {
 	for _, d := range slices.Backward(shard.Dims) {
 		i := slices.IndexFunc(whole, func(w ir.Dim) bool { return w.Name == d.Name })
 		at := int64(0)
-		for _, a := range mesh {
-			if shard.Place.On(a.Name) == d.Name {
-				size, stride := ir.Along(mesh, a.Name)
-				at = at*size + int64(device)/stride%size
-			}
+		for _, a := range shard.Place.Nested(mesh, d.Name) {
+			size, stride := ir.Along(mesh, a.Name)
+			at = at*size + int64(device)/stride%size
 		}
 		b.Start[i] = at * d.Size
 		b.Size[i] = max(min(d.Size, whole[i].Size-b.Start[i]), 0)

@@ -4,6 +4,7 @@ import (
 	"slices"
 
 	"github.com/deepwell/deepwell/dtype"
+	"github.com/deepwell/deepwell/internal/lists"
 	"github.com/deepwell/deepwell/ir"
 	"github.com/deepwell/deepwell/plan"
 )
@@ -19,8 +20,9 @@ type Layout struct {
 	// Compute is what the loss takes: Stored itself, or with ZeRO 1 and 2 (and gathers once a step)
 	// the parameter without FSDP sharding.
 	Compute ir.Type
-	// Shards are the FSDP-like axes: they shard Stored, but not what operations take. In mesh order,
-	// the slowest first. Before a use they are gathered, the last first.
+	// Shards are the FSDP-like axes: they shard Stored, but not what operations take. The slowest is
+	// first, and gathered last ([ir.Placement.Nested]): most bytes of fsdp and ep together then stay
+	// where ep does, in an NVLink domain.
 	Shards []ir.AxisSharding
 }
 
@@ -62,11 +64,14 @@ func LayoutOf(name string, whole ir.Type, p *plan.Plan) Layout {
 			l.Compute = t
 		}
 		t.Dims = slices.Clone(t.Dims)
+		dim := t.Dims[at].Name
 		for _, a := range shards {
-			t.Place = t.Place.With(a.Name, t.Dims[at].Name)
-			l.Shards = append(l.Shards, ir.AxisSharding{Axis: a.Name, Dim: t.Dims[at].Name})
+			t.Place = t.Place.With(a.Name, dim)
 			t.Dims[at].Size /= a.Size
 		}
+		l.Shards = lists.Map(t.Place.Nested(p.Mesh(), dim), func(a ir.Axis) ir.AxisSharding {
+			return ir.AxisSharding{Axis: a.Name, Dim: dim}
+		})
 	}
 	l.Stored = t
 	if p.FSDP.Zero == 3 && p.FSDP.Gather != "step" {

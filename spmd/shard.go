@@ -164,13 +164,18 @@ func (s *sharder) reduce(v *ir.Value, into func(axis string) string) *ir.Value {
 // conform reshards a value to the wanted placement.
 func (s *sharder) conform(v *ir.Value, want ir.Placement) *ir.Value {
 	v = s.reduce(v, want.On)
-	for _, a := range s.mesh {
-		switch has, to := v.Type.Place.On(a.Name), want.On(a.Name); {
-		case has == to:
-		case to == "":
-			v = s.gather(v, a.Name)
-		case has == "":
-			v = s.shardSlice(v, a.Name, to)
+	for _, d := range v.Type.Dims {
+		for _, a := range slices.Backward(v.Type.Place.Nested(s.mesh, d.Name)) {
+			if want.On(a.Name) == "" {
+				v = s.gather(v, a.Name)
+			}
+		}
+	}
+	for _, d := range v.Type.Dims {
+		for _, a := range want.Nested(s.mesh, d.Name) {
+			if v.Type.Place.On(a.Name) == "" {
+				v = s.shardSlice(v, a.Name, d.Name)
+			}
 		}
 	}
 	return v
@@ -229,11 +234,15 @@ func (s *sharder) copies(x *ir.Value, n int64) *ir.Value {
 }
 
 // shards lists the axes that shard a parameter in storage only, not for the operations that take
-// it.
+// it, the slowest first.
 func shards(t ir.Type, p *plan.Plan) (list []ir.AxisSharding) {
-	for _, a := range p.Shards() {
-		if dim := t.Place.On(a.Name); dim != "" && !slices.Contains(p.Axes(t.Dims, dim), a) {
-			list = append(list, ir.AxisSharding{Axis: a.Name, Dim: dim})
+	stored := p.Shards()
+	for _, d := range t.Dims {
+		taken := p.Axes(t.Dims, d.Name)
+		for _, a := range t.Place.Nested(p.Mesh(), d.Name) {
+			if slices.Contains(stored, a) && !slices.Contains(taken, a) {
+				list = append(list, ir.AxisSharding{Axis: a.Name, Dim: d.Name})
+			}
 		}
 	}
 	return list

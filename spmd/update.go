@@ -72,7 +72,7 @@ func (s *Sharding) Scatter(b *ir.Builder, param string, g *ir.Value) *ir.Value {
 // reduceScatter sums partial terms along the axes that shard the stored parameter, in the type of
 // collectives.
 func (l *Layout) reduceScatter(b *ir.Builder, p *plan.Plan, g *ir.Value) *ir.Value {
-	for _, a := range p.Mesh() {
+	for _, a := range slices.Backward(p.Mesh()) { // the slowest first ([ir.Placement.Nested])
 		if dim := l.Stored.Place.On(a.Name); dim != "" && g.Type.Place.On(a.Name) == ir.Partial {
 			g = b.Convert(g, p.Types.Collectives)
 			g = b.ReduceScatter(g, a.Name, dim)
