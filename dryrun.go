@@ -148,7 +148,7 @@ func (r *dryRunner) price() error {
 		return diag.New(diag.PlanMisfit, "ep %d needs a model with experts; %s has none", r.plan.EP,
 			r.search.Model).At("%s", r.job.Plan).Try(`"dp" instead of "ep"`)
 	}
-	if err := r.plan.CheckContext(r.search.Config); err != nil {
+	if err := r.plan.CheckShards(r.search.Config, r.formats()...); err != nil {
 		return at(err, r.job.Plan)
 	}
 	if _, err := r.plan.Schedule(); err != nil { // before lists as long as it has stages are made
@@ -165,6 +165,18 @@ func (r *dryRunner) price() error {
 	r.done.Warnings = r.search.Warnings(r.plan, &r.priced)
 	r.done.Peak, r.done.Memory, r.done.Parts = r.priced.Peak, r.priced.Memory, partsOf(r.priced)
 	return nil
+}
+
+// formats lists the formats of GEMMs in our own programs, which pad nothing.
+func (r *dryRunner) formats() []dtype.Format {
+	if r.search.Profile.Name != price.Own || len(r.search.Precisions) == 0 {
+		return nil
+	}
+	f := r.search.Precisions[0]
+	if policy := r.search.Policies[f]; policy != nil {
+		return lists.Filter(dtype.Formats(), policy.Has)
+	}
+	return []dtype.Format{f}
 }
 
 // estimate predicts the step with transfers slowed down by the factor links.

@@ -153,6 +153,9 @@ func (e *quantLowering) record(op *Op, operand string, f Format, list []*Value, 
 // local gives the scales of a weight as the device holds them before shards are gathered, and the
 // input that they are.
 func (e *quantLowering) local(list []*Value) ([]*Value, string) {
+	if e.err != nil { // quantize gave nothing
+		return list, ""
+	}
 	v := list[1]
 	for v.def != nil && v.def.Kind != "quantize" {
 		v = v.def.In[0]

@@ -166,12 +166,20 @@ func (p *Plan) checkTensor(c *model.Facts) *diag.Error {
 	return nil
 }
 
-// CheckContext reports context parallelism that a model or the sequence does not divide into, of
-// plans that are priced only and need not pass Check.
-func (p *Plan) CheckContext(m model.Model) error {
+// CheckShards reports what does not divide over devices, of plans that are priced only and need
+// not pass Check: sequences and heads over context parallelism, and shards of linear layers into
+// blocks of the formats that these have.
+func (p *Plan) CheckShards(m model.Model, formats ...dtype.Format) error {
 	c := m.Facts()
 	if err := p.checkContext(&c); err != nil {
 		return err
+	}
+	for _, f := range formats {
+		if n := f.Block(); n > 1 {
+			if err := p.checkBlocks(&c, n); err != nil {
+				return err
+			}
+		}
 	}
 	return nil
 }
@@ -303,6 +311,11 @@ func (p *Plan) checkScaleBlocks(c *model.Facts) *diag.Error {
 		return later("halves of a batch have other largest magnitudes than the batch").
 			Because("%s scales by the amax of a tensor", f).Try("leave tp.overlap and ep_overlap out")
 	}
+	return p.checkBlocks(c, n)
+}
+
+// checkBlocks holds a device's shards to whole blocks of n elements.
+func (p *Plan) checkBlocks(c *model.Facts, n int64) *diag.Error {
 	switch chunks, tp := p.CP.Chunks(), p.Size(TensorAxis); {
 	case WholeScaleBlocks(c, n, p.Seq, chunks, tp):
 		return nil

@@ -5,6 +5,7 @@ import (
 	"strings"
 	"testing"
 
+	"github.com/deepwell/deepwell/diag"
 	"github.com/deepwell/deepwell/dtype"
 	"github.com/deepwell/deepwell/hlo"
 	"github.com/deepwell/deepwell/internal/enginetest"
@@ -180,4 +181,26 @@ func expertFLOPs(g *ir.Graph) (quantized, all float64) {
 		}
 	}
 	return quantized, all
+}
+
+// Experts whose shards are not whole blocks are refused by the graph, too, with a code.
+func TestSplitBlocksOfExpertsAreRefused(t *testing.T) {
+	c, size := blocky(64, 1), plantest.Size{Batch: 4, Micros: 1, Seq: 32}
+	c.Arch = "mixtral"
+	c.MoE = &model.MoE{Experts: 4, TopK: 2, MLP: 64, Score: "softmax", Normalize: true, Scale: 1}
+	g, err := c.Graph(model.Shape{Batch: size.Batch, Seq: size.Seq, Elem: dtype.F32,
+		Experts: model.ExpertShape{Blocks: true}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	policy := &precision.Policy{Layers: 1, Rules: []precision.Rule{{
+		Linears: []string{"experts"}, To: 1, Format: dtype.MXFP8}}}
+	if err := policy.Mark(g, c.Params()); err != nil {
+		t.Fatal(err)
+	}
+	p := quantizedPlan(mesh{Apply: func(p *plan.Plan) { p.TP.Size = 4 }}, string(dtype.MXFP8), size)
+	_, err = quantizedGradients(g, p, quantizedBatch(g, c))
+	if e := diag.From(err); err == nil || e.Code != diag.GraphInvalid {
+		t.Errorf("tp 4 leaves an expert 16 of blocks of 32: %v", err)
+	}
 }
