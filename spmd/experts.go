@@ -68,9 +68,10 @@ func (s *sharder) whole(in []*ir.Value) []*ir.Value {
 	})
 }
 
-// room is a device's part of the slots of an expert, for the tokens that it has.
+// room is a device's part of the slots of an expert, for the tokens that it has of a batch, or of a
+// half batch.
 func (s *sharder) room(a ir.Attrs, choices ir.Type) int64 {
-	slots, n, meet := a.Int("capacity"), int64(1), int64(1)
+	slots, n, meet := a.Int("capacity"), max(s.parts, 1), int64(1)
 	for _, share := range choices.Place {
 		size, _ := ir.Along(s.mesh, share.Axis)
 		if n *= size; share.Axis == plan.ExpertAxis {

@@ -4,6 +4,7 @@ import (
 	"testing"
 
 	"github.com/deepwell/deepwell/dtype"
+	"github.com/deepwell/deepwell/hlo"
 	"github.com/deepwell/deepwell/internal/plantest"
 	"github.com/deepwell/deepwell/internal/slowtest"
 	"github.com/deepwell/deepwell/ir"
@@ -114,6 +115,35 @@ func TestExpertPlansAgreeWithOneDevice(t *testing.T) {
 			loop := map[string]string{"mixtral": "block", "deepseek": "block1"}[name]
 			t.Logf("%s, capacity %v: %d plans, loads %v", name, capacity, len(rows),
 				want[model.LoadPrefix+loop])
+		}
+	}
+}
+
+// A half batch has half of the slots: both together compute and send what one batch does.
+func TestHalfBatchesHaveHalfOfTheSlots(t *testing.T) {
+	c := sparseShapes()["mixtral"]
+	g, err := c.Graph(model.Shape{Batch: batch, Seq: seq, Elem: dtype.F32,
+		Experts: model.ExpertShape{Slots: 2}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, kind := range []string{"a2a", "gather"} {
+		sent := map[bool]int64{} // bytes along ep
+		for _, halves := range []bool{false, true} {
+			sh, err := spmd.Shard(g, newPlan(mesh{Apply: func(p *plan.Plan) {
+				p.EP, p.EPKind, p.EPOverlap = 2, kind, halves
+			}}))
+			if err != nil {
+				t.Fatal(err)
+			}
+			for _, row := range spmd.CensusOf(sh.Graph) {
+				if row.Kind != hlo.AllReduce {
+					sent[halves] += row.Bytes
+				}
+			}
+		}
+		if sent[true] != sent[false] || sent[true] == 0 {
+			t.Errorf("%s: two half batches send %d bytes, one batch %d", kind, sent[true], sent[false])
 		}
 	}
 }
