@@ -58,9 +58,9 @@ func (p Placement) Axes(how string) []string {
 }
 
 // Nested lists the axes that shard a dimension, the slowest first: it is gathered along the last of
-// them first. Rows lie in the order of devices. Of anything else, which is parameters, the innermost
-// axis of the mesh is the slowest: the devices that are farthest apart gather first, while shards
-// are smallest.
+// them first. Rows lie in the order of devices. Of anything else, which is parameters, the
+// innermost axis of the mesh is the slowest: the devices that are farthest apart gather first,
+// while shards are smallest.
 func (p Placement) Nested(mesh []Axis, dim string) []Axis {
 	list := lists.Filter(mesh, func(a Axis) bool { return p.On(a.Name) == dim })
 	if dim != Batch && dim != Seq && dim != Slots {
