@@ -155,3 +155,7 @@ func (c GPUModel) Reach() Reach {
 	}
 	return r
 }
+
+// Network is the bytes a second that each GPU sends to the network: its NIC's, or 400 Gb/s where no
+// source has it (GB200), as machines of its generation have.
+func (c GPUModel) Network() float64 { return float64(cmp.Or(c.NIC, 50*giga)) }

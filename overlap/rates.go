@@ -41,7 +41,7 @@ func RatesOf(c machine.GPUModel) (Rates, error) {
 		BF16: c.Peak.BF16 * reach.BF16, Attention: c.Peak.BF16 * attentionShare,
 		Memory:  float64(c.MemoryBandwidth) * reach.Memory,
 		NVLink:  float64(c.NVLink) * nvlinkShare,
-		Network: float64(c.NIC) * networkShare,
+		Network: c.Network() * networkShare,
 	}
 	switch {
 	case c.MXFP8:

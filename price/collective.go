@@ -186,10 +186,7 @@ func (p *Prices) bus(kind Kind, bytes float64, n int64, factor float64) float64 
 // traffic inside a domain uses NVLink. The domain with the fewest members of the group (in of
 // size) is slowest, because each of them receives the most.
 func (p *Prices) far(kind Kind, bytes float64, in, size int64) float64 {
-	rate := float64(p.cluster.GPU.NIC)
-	if rate == 0 {
-		rate = 50e9 // 400 Gb/s for each GPU, as machines of its generation have
-	}
+	rate := p.cluster.GPU.Network()
 	if p.cluster.GPU.NVLink == 0 {
 		rate = min(rate, p.pcie()) // which all that leaves the device goes over
 	}
