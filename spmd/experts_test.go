@@ -1,6 +1,7 @@
 package spmd_test
 
 import (
+	"fmt"
 	"testing"
 
 	"github.com/deepwell/deepwell/dtype"
@@ -73,48 +74,26 @@ func expertMeshes() (rows []mesh) {
 func TestExpertPlansAgreeWithOneDevice(t *testing.T) {
 	for name, c := range sparseShapes() {
 		for _, capacity := range []float64{0, 0.8} {
-			shape := model.Shape{Batch: batch, Seq: seq, Elem: dtype.F32,
-				Experts: model.ExpertShape{Capacity: capacity}}
-			g, err := c.Graph(shape)
-			if err != nil {
-				t.Fatal(err)
-			}
-			whole := fills(g, c, 3)
-			want, err := lossAndGradients(g, whole, ir.GradPlan{})
-			if err != nil {
-				t.Fatal(err)
-			}
-			rows := expertMeshes()
-			if !slowtest.Enabled {
-				rows = every(rows, 4)
-			}
-			for i, m := range rows {
-				p := newPlan(m)
-				if err := p.Check(c); err != nil {
-					t.Errorf("%s: %v", m.Name, err)
-					continue
-				}
-				sh, err := spmd.Shard(g, p)
+			t.Run(fmt.Sprintf("%s, capacity %v", name, capacity), func(t *testing.T) {
+				shape := model.Shape{Batch: batch, Seq: seq, Elem: dtype.F32,
+					Experts: model.ExpertShape{Capacity: capacity}}
+				g, err := c.Graph(shape)
 				if err != nil {
-					t.Errorf("%s: %v", m.Name, err)
-					continue
+					t.Fatal(err)
 				}
-				o := ir.GradPlan{Recompute: []ir.Tag{ir.Gather}, Terms: i%2 == 0}
-				if i%3 == 0 {
-					o.Recompute = append(o.Recompute, ir.Attn, ir.MLP, ir.Norm, ir.Router, ir.Experts)
-				}
-				got, err := lossAndGradients(sh.Graph, ordered(whole, p), o)
+				whole := fills(g, c, 3)
+				want, err := lossAndGradients(g, whole, ir.GradPlan{})
 				if err != nil {
-					t.Errorf("%s, %s: %v", name, m.Name, err)
-					continue
+					t.Fatal(err)
 				}
-				if d, where := differ(got, want); !(d <= exact) {
-					t.Errorf("%s, capacity %v, %s: %s is off by %g", name, capacity, m.Name, where, d)
+				rows := expertMeshes()
+				if !slowtest.Enabled {
+					rows = every(rows, 4)
 				}
-			}
-			loop := map[string]string{"mixtral": "block", "deepseek": "block1"}[name]
-			t.Logf("%s, capacity %v: %d plans, loads %v", name, capacity, len(rows),
-				want[model.LoadPrefix+loop])
+				plansAgree(t, c, g, whole, want, rows)
+				loop := map[string]string{"mixtral": "block", "deepseek": "block1"}[name]
+				t.Logf("%d plans, loads %v", len(rows), want[model.LoadPrefix+loop])
+			})
 		}
 	}
 }

@@ -272,31 +272,39 @@ func TestPlansAgreeWithOneDevice(t *testing.T) {
 				})
 			}
 			t.Logf("%d plans", len(rows))
-			for i, m := range rows {
-				p := newPlan(m)
-				if err := p.Check(c); err != nil {
-					t.Errorf("%s: %v", m.Name, err)
-					continue
-				}
-				sh, err := spmd.Shard(g, p)
-				if err != nil {
-					t.Errorf("%s: %v", m.Name, err)
-					continue
-				}
-				o := ir.GradPlan{Recompute: []ir.Tag{ir.Gather}, Terms: i%2 == 0}
-				if i%3 == 0 {
-					o.Recompute = append(o.Recompute, ir.Attn, ir.MLP, ir.Norm)
-				}
-				got, err := lossAndGradients(sh.Graph, ordered(whole, p), o)
-				if err != nil {
-					t.Errorf("%s: %v", m.Name, err)
-					continue
-				}
-				if d, where := differ(got, want); !(d <= exact) {
-					t.Errorf("%s: %s is off by %g", m.Name, where, d)
-				}
-			}
+			plansAgree(t, c, g, whole, want, rows)
 		})
+	}
+}
+
+// plansAgree holds loss, gradients and statistics under plans to one device's, with and without
+// recomputation and sums of terms.
+func plansAgree(t *testing.T, c *model.Config, g *ir.Graph, whole map[string]*eval.Array,
+	want map[string][]float64, rows []mesh) {
+	t.Helper()
+	for i, m := range rows {
+		p := newPlan(m)
+		if err := p.Check(c); err != nil {
+			t.Errorf("%s: %v", m.Name, err)
+			continue
+		}
+		sh, err := spmd.Shard(g, p)
+		if err != nil {
+			t.Errorf("%s: %v", m.Name, err)
+			continue
+		}
+		o := ir.GradPlan{Recompute: []ir.Tag{ir.Gather}, Terms: i%2 == 0}
+		if i%3 == 0 {
+			o.Recompute = append(o.Recompute, ir.Attn, ir.MLP, ir.Norm, ir.Router, ir.Experts)
+		}
+		got, err := lossAndGradients(sh.Graph, ordered(whole, p), o)
+		if err != nil {
+			t.Errorf("%s: %v", m.Name, err)
+			continue
+		}
+		if d, where := differ(got, want); !(d <= exact) {
+			t.Errorf("%s: %s is off by %g", m.Name, where, d)
+		}
 	}
 }
 

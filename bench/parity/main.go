@@ -1,6 +1,7 @@
 // Command parity runs the table of docs/precision.md: byte models of about 1, 2 and 13 million
 // parameters on the source of golang.org/x/tools, from scratch or branching off a trained state, in
-// BF16, MXFP8, NVFP4 and NVFP4 in all layers.
+// BF16, MXFP8, NVFP4 and NVFP4 in all layers. A fourth model has experts, which -only quantizes
+// alone.
 package main
 
 import (
@@ -30,6 +31,7 @@ import (
 
 type options struct {
 	size, formats, work, corpus, out string
+	only                             string
 	branch, steps, warmup, pairs     int
 	rate                             float64
 	batch, seed                      int
@@ -38,7 +40,7 @@ type options struct {
 
 func main() {
 	var o options
-	flag.StringVar(&o.size, "size", "2m", "of the model: 1m, 2m or 13m")
+	flag.StringVar(&o.size, "size", "2m", "of the model: 1m, 2m or 13m; moe has experts")
 	flag.IntVar(&o.branch, "branch", 0, "steps of a branch; 0 starts from scratch")
 	flag.IntVar(&o.steps, "steps", 500, "from scratch, or of the trunk")
 	flag.IntVar(&o.warmup, "warmup", 50, "steps over which the rate rises")
@@ -50,7 +52,9 @@ func main() {
 	flag.BoolVar(&o.tensors, "tensors", false,
 		"round the tensors of the trunk instead, with parts of the recipes switched off")
 	flag.StringVar(&o.formats, "formats", "mxfp8,nvfp4", "to compare; all4 is NVFP4 in every layer,"+
-		" fprop4, dgrad4 and wgrad4 in one product alone")
+		" fprop4, dgrad4 and wgrad4 in one product alone; others are files of policies")
+	flag.StringVar(&o.only, "only", "", "of attn, mlp and experts the one that is quantized, "+
+		"whatever the formats; \"\" is all")
 	flag.StringVar(&o.corpus, "corpus", "", "folder of Go source; \"\" is golang.org/x/tools")
 	flag.StringVar(&o.work, "work", "", "folder of trunks and caches")
 	flag.StringVar(&o.out, "o", "", "where results go, as JSON and HTML, without the ending")
@@ -92,6 +96,9 @@ func run(ctx context.Context, o options) (err error) {
 		}
 		f := parity.Candidate{Name: name}
 		if f.Policy, err = policyOf(job.Config, name); err != nil {
+			return err
+		}
+		if err := keepOthers(f.Policy, o.only); err != nil {
 			return err
 		}
 		f.Bound = parity.Bound(job.Config, f.Policy, o.branch > 0)
@@ -144,7 +151,7 @@ func compare(ctx context.Context, job parity.Job, o options) error {
 	if err != nil {
 		return err
 	}
-	r.Model = "llama-" + o.size
+	r.Model = job.Recipe.Model
 	r.Write(os.Stdout)
 	if c, ok := r.Between("all4", "nvfp4"); ok && c.Limits != nil {
 		fmt.Printf("%s: %+.4f %% of the loss (sd %.4f, %+.4f … %+.4f)\n", c.Name, c.Mean, c.SD,
@@ -188,8 +195,38 @@ func policyOf(c *model.Config, name string) (*precision.Policy, error) {
 	return p, nil
 }
 
-// configOf gives a model like Llama over bytes, of 4 layers.
+// keepOthers keeps in BF16 what has another tag than the one given; "" keeps nothing.
+func keepOthers(p *precision.Policy, only string) error {
+	tags := []string{"attn", "mlp", "experts"}
+	at := slices.Index(tags, only)
+	if only == "" {
+		return nil
+	}
+	if at < 0 {
+		return fmt.Errorf("-only is one of %v, and not %q", tags, only)
+	}
+	p.Rules = append(p.Rules, precision.Rule{Linears: slices.Delete(tags, at, at+1), To: p.Layers,
+		Format: dtype.FormatBF16, Why: "Only " + only + " is compared."})
+	return nil
+}
+
+// experts is a model like DeepSeek-V3 over bytes, of 4 layers, 3 of which have 8 experts, 2 of them
+// and a shared one for each token.
+const experts = `{"model_type": "deepseek_v3", "vocab_size": 272, "hidden_size": 192,
+"intermediate_size": 576, "moe_intermediate_size": 192, "num_hidden_layers": 4,
+"first_k_dense_replace": 1, "n_routed_experts": 8, "num_experts_per_tok": 2,
+"n_shared_experts": 1, "n_group": 1, "topk_group": 1, "topk_method": "noaux_tc",
+"scoring_func": "sigmoid", "norm_topk_prob": true, "routed_scaling_factor": 1.0,
+"num_attention_heads": 4, "num_key_value_heads": 4, "q_lora_rank": 96, "kv_lora_rank": 64,
+"qk_nope_head_dim": 32, "qk_rope_head_dim": 32, "v_head_dim": 48,
+"max_position_embeddings": 128, "rms_norm_eps": 1e-6, "rope_theta": 10000.0,
+"hidden_act": "silu", "tie_word_embeddings": false}`
+
+// configOf gives a model like Llama over bytes, of 4 layers, or the one with experts.
 func configOf(size string) (*model.Config, error) {
+	if size == "moe" {
+		return model.Parse([]byte(experts))
+	}
 	sizes := map[string][2]int{"1m": {128, 512}, "2m": {192, 576}, "13m": {512, 1408}}
 	s, ok := sizes[size]
 	if !ok {
@@ -203,7 +240,11 @@ func configOf(size string) (*model.Config, error) {
 
 func recipeOf(o options) *recipe.Recipe {
 	r := recipe.Default()
-	r.Model, r.Out = "llama-"+o.size, filepath.Join(o.work, fmt.Sprintf("state-%s-%g", o.size, o.rate))
+	r.Model = "llama-" + o.size
+	if o.size == "moe" {
+		r.Model = "deepseek-" + o.size
+	}
+	r.Out = filepath.Join(o.work, fmt.Sprintf("state-%s-%g", o.size, o.rate))
 	r.Data.Sources = []recipe.Source{{Path: "golang.org/x/tools"}} // a run that goes on compares them
 	r.Seed, r.Steps, r.Batch, r.Microbatch, r.Seq = o.seed, o.steps, o.batch, o.batch, 128
 	r.Optimizer.LR, r.Optimizer.MinLR, r.Optimizer.Warmup = o.rate, o.rate/10, o.warmup
