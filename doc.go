@@ -42,7 +42,8 @@
 //	   recipe      run.toml to a checked recipe
 //	   overlap     a scheduled program → how much communication is hidden behind compute
 //	   precision/monitor  statistics of steps → which GEMM falls back to BF16, and when it returns
-//	4  capture     the name of a model → configuration and weights; parameters → Hugging Face
+//	4  capture/pt2  the archive of torch.export.save → a typed program and its tensors
+//	   capture     the name of a model → configuration and weights; parameters → Hugging Face
 //	   internal/isolate  modules and a cluster → reports, from a process that may crash
 //	   plan        how a model is spread over devices → plan.json
 //	   kernels     a target and an operation → the kernel that runs it
