@@ -30,6 +30,7 @@ type Sharding struct {
 	Plain             bool // attention
 	Params            dtype.DType
 	Again             Tags
+	SaveRows          bool // of experts (plan ep_save)
 }
 
 // Tags is a set of recompute tags that can be a map key.
@@ -63,6 +64,7 @@ func ShardingOf(m *model.Facts, p *plan.Plan, last bool) Sharding {
 	}
 	if m.MoE != nil {
 		slots := p.ExpertSlots()
+		c.SaveRows = p.EPSave
 		if c.EP, c.Slots = max(p.EP, 1), slots[0]; last {
 			c.Slots = slots[len(slots)-1]
 		}
@@ -249,7 +251,7 @@ func (b *Book) halo(c Sharding) int64 {
 
 // loss builds the graph of a microbatch as training does, on a mesh without data axes.
 func (b *Book) loss(c Sharding) (*ir.Graph, error) {
-	c.Again = 0
+	c.Again, c.SaveRows = 0, false
 	if g := b.losses[c]; g != nil {
 		return g, nil
 	}
@@ -292,7 +294,7 @@ func (b *Book) build(c Sharding) (*sheet, error) {
 	if err != nil {
 		return nil, err
 	}
-	how := ir.GradPlan{Recompute: lists.Filter(tags, c.Again.Has)}
+	how := ir.GradPlan{Recompute: lists.Filter(tags, c.Again.Has), SaveRows: c.SaveRows}
 	if c.meshed() {
 		how.Terms, how.Recompute = true, append(how.Recompute, ir.Gather)
 	}

@@ -31,7 +31,7 @@ func (e *Estimator) bill(c *sharding, p *priced) error {
 		Kind: c.kind, Inner: c.inner, Balance: c.balance, Sequence: c.sequence,
 		Overlap: c.overlap && c.tensor > 1, Plain: c.plain, Params: c.params, Again: c.again &^ noBill}
 	if e.config.MoE != nil {
-		cut.EP, cut.Slots = c.expert, c.slots
+		cut.EP, cut.Slots, cut.SaveRows = c.expert, c.slots, c.saveRows
 	} else {
 		cut.Again &^= sparse
 	}

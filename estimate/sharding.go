@@ -26,6 +26,7 @@ type sharding struct {
 	plain                         bool // attention
 	offload                       bool
 	again                         cost.Tags
+	saveRows                      bool // of experts (plan ep_save)
 	params                        dtype.DType
 	grads                         dtype.DType
 	wire                          dtype.DType
@@ -71,7 +72,7 @@ func (e *Estimator) read(p *plan.Plan) (l layout, err error) {
 	if e.config.MoE == nil {
 		l.expert, l.etp = 1, 1
 	} else if e.profile.Name == price.Own {
-		l.slots = p.ExpertSlots()[0]
+		l.slots, l.saveRows = p.ExpertSlots()[0], p.EPSave
 	}
 	ranks := p.DataParallelSize()
 	if p.Microbatches > 0 && p.Batch%p.Microbatches != 0 {

@@ -39,13 +39,14 @@ var attributes = func() map[string]map[string]string {
 		"cross_entropy": loss, "cross_entropy_grad": loss,
 		"expert_positions": "experts:i over:l local:b", "expert_counts": "experts:i over:l",
 		"expert_overflow": "capacity:i blocks:b",
-		"dispatch":        "experts:i capacity:i blocks:b axis:s", "combine": "apart:b axis:s",
-		"gather": "dim:s", "scatter": "dim:s size:i", "top_k": "dim:s k:i",
+		"dispatch":        "experts:i capacity:i blocks:b axis:s payload:s",
+		"combine":         "apart:b axis:s payload:s",
+		"gather":          "dim:s", "scatter": "dim:s size:i", "top_k": "dim:s k:i",
 		"all_gather": move, "reduce_scatter": move, "shard_slice": move,
 		"all_reduce": "axis:s axes:l", "all_to_all": "axis:s from:s to:s",
 		"repeat":   "n:i carries:i stacked:i first:i reverse:b",
 		"quantize": bits, "quantize_stats": bits, "amax": bits + " axes:l",
-		"join_stats": "axes:l sum:b",
+		"dequantize": "format:s to:s", "join_stats": "axes:l sum:b",
 	} {
 		all[kind] = map[string]string{}
 		for word := range strings.FieldsSeq(words) {

@@ -36,6 +36,9 @@ type GradPlan struct {
 	// Terms leaves the gradients of parameters as terms of a sum along the axes along which the
 	// devices saw different data, for whoever adds up several gradients before they are reduced.
 	Terms bool
+	// SaveRows saves the rows that an all-to-all brings to experts, as bytes of their payload's format
+	// if they have one, where their tag would have them sent again.
+	SaveRows bool
 	// Offload keeps the residuals of repeats in the memory of the host, from the round that makes
 	// them to the round back that takes them.
 	Offload bool
@@ -95,6 +98,7 @@ type Differ struct {
 	recompute []Tag
 	terms     bool
 	offload   bool
+	saveRows  bool
 	needs     map[*Value]bool     // values that a gradient must flow through
 	grads     map[*Value]*Value   // gradients so far, in the backward graph
 	used      map[*Value]*Value   // forward values, in the backward graph
@@ -105,8 +109,8 @@ type Differ struct {
 // newDiffer prepares the backward graph of fwd.
 func newDiffer(fwd *Graph, p GradPlan) *Differ {
 	d := &Differ{Builder: NewBuilder(fwd.Name+"_grad", fwd.Mesh...), fwd: fwd, recompute: p.Recompute,
-		terms: p.Terms, offload: p.Offload, needs: map[*Value]bool{}, grads: map[*Value]*Value{},
-		used: map[*Value]*Value{}}
+		terms: p.Terms, offload: p.Offload, saveRows: p.SaveRows, needs: map[*Value]bool{},
+		grads: map[*Value]*Value{}, used: map[*Value]*Value{}}
 	// A forward value may become an input at any time, so its name is taken from the start.
 	d.names = newFresh(fwd)
 	return d
@@ -248,16 +252,23 @@ func (d *Differ) Use(v *Value) *Value {
 	switch {
 	case op == nil:
 		d.used[v] = d.InputLike(v, v.Type)
+	case d.saveRows && reachesExperts(op):
+		d.used[v] = d.savedRows(v)
 	case len(op.In) == 0 || op.Tag != "" && slices.Contains(d.recompute, op.Tag):
 		in := lists.Map(op.In, d.Use)
 		for i, u := range d.CopyWith(op, op.Attrs, op.Body, in...) {
 			d.used[op.Out[i]] = u
 		}
 	default:
-		d.residuals = append(d.residuals, v)
-		d.used[v] = d.Input(v.Name, Residual, v.Type, v.Source)
+		d.used[v] = d.residual(v)
 	}
 	return d.used[v]
+}
+
+// residual saves a forward value for the backward graph.
+func (d *Differ) residual(v *Value) *Value {
+	d.residuals = append(d.residuals, v)
+	return d.Input(v.Name, Residual, v.Type, v.Source)
 }
 
 // Unbroadcast sums a gradient over the dimensions that an argument does not have, and gives it the
@@ -369,6 +380,15 @@ func (c *splitter) split(earlyName, lateName string) (early, late *Graph, crossi
 			// From the host once more: to hand it over would keep it on the device.
 			op := &Op{Kind: v.def.Kind, Tag: v.def.Tag, In: []*Value{hand(v.def.In[0])}}
 			handed[v], fetched = op.gives(v.Name, v.Type), append(fetched, op)
+		}
+		if handed[v] == nil && rowsFormat(v) != "" {
+			codes, rows := c.quantizedRows(v)
+			for i, x := range codes.Out {
+				made[x] = true
+				rows.In[i] = hand(x)
+			}
+			early.Ops, fetched = append(early.Ops, codes), append(fetched, rows)
+			handed[v] = rows.Out[0]
 		}
 		if handed[v] == nil {
 			handed[v] = &Value{Name: v.Name, Type: v.Type, Role: Residual, Source: v.Source}

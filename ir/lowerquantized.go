@@ -96,6 +96,12 @@ func (e *quantLowering) walk() {
 			return []*Value{e.gemm(op, "dgrad", "dy", "wT")}
 		case op.Kind == "block_dw":
 			return []*Value{e.weightGrad(op)}
+		case op.Attrs.Text(Payload) != "" && op.Kind == "dispatch":
+			return []*Value{e.dispatch(op)}
+		case op.Kind == "all_to_all" && decodes(op.In[0]):
+			return []*Value{e.movedCodes(op, op.Attrs, op.In[0].def.In)}
+		case op.Kind == "quantize":
+			return e.codesAgain(op)
 		case op.Kind == "repeat":
 			e.loop(op)
 		}
@@ -170,6 +176,8 @@ func (e *quantLowering) quantize(v *Value, q Quantize) []*Value {
 	switch {
 	case op == nil && v.Role == Param:
 		list = e.copyOf(v, q)
+	case decodes(v) && q.key() == decodedBy(op).key():
+		list = slices.Clone(op.In)
 	case e.commutes(op, q):
 		list = slices.Clone(e.quantize(op.In[0], q))
 		if e.err != nil {

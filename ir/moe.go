@@ -32,7 +32,8 @@ func expertKinds() map[string]Kind {
 		"attach_loss": {1, takes(2, inferAttach), func(d *Differ, op *Op, dy []*Value) []*Value {
 			return []*Value{dy[0], d.Fill(dual(op.In[1].Type), 1)}
 		}, nil},
-		// Both are linear, and each other's transpose.
+		// Both are each other's transpose, and linear but for what a payload rounds, which gradients
+		// pass by: they are the gradients of the rounded rows (straight through).
 		"dispatch": {1, takes(3, inferDispatch), func(d *Differ, op *Op, dy []*Value) []*Value {
 			a := attrs(map[string]any{"axis": op.Attrs.Text("axis"), "apart": op.apart()})
 			return []*Value{d.one("combine", a, dy[0], d.Use(op.In[1]), d.Use(op.In[2])), nil, nil}
@@ -40,7 +41,7 @@ func expertKinds() map[string]Kind {
 		"combine": {1, takes(3, inferCombine), func(d *Differ, op *Op, dy []*Value) []*Value {
 			t := op.In[0].Type
 			a := attrs(map[string]any{"axis": op.Attrs.Text("axis"), "experts": t.Dims[0].Size,
-				"capacity": t.Dims[1].Size})
+				"capacity": t.Dims[1].Size, Payload: op.Attrs.Text(Payload)})
 			return []*Value{d.one("dispatch", a, dy[0], d.Use(op.In[1]), d.Use(op.In[2])), nil, nil}
 		}, dispatchWork},
 	}
@@ -177,6 +178,9 @@ func inferDispatch(_ *Graph, op *Op) ([]Type, error) {
 	n, c := op.Attrs.Int("experts"), op.Attrs.Int("capacity")
 	if len(x.Dims) < tokens || !slices.Equal(x.Dims[:tokens], idx.Dims[:tokens]) || n < 1 || c < 1 {
 		return nil, fmt.Errorf("%s are not rows of %s for %d slots of %d experts", x, idx, c, n)
+	}
+	if err := checkPayload(op, x, tokens); err != nil {
+		return nil, err
 	}
 	out := Type{Elem: x.Elem, Dims: append([]Dim{{ExpertDim, n}, {Slots, c}}, x.Dims[tokens:]...)}
 	axis := op.Attrs.Text("axis")

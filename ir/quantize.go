@@ -27,6 +27,8 @@ func quantizeKinds() map[string]Kind {
 		"amax":      {1, takes(1, inferAmax), nil, amaxWork},
 		"block_dot": {1, inferBlockDot, nil, blockWork("format")},
 		"block_dw":  {1, inferBlockDW, nil, blockWork("wgrad")},
+		// What reads it decodes as it reads.
+		"dequantize": {1, inferDequantize, nil, nil},
 		// Scales are bytes: their maximum, sum and number of nonzeros are reported.
 		"scale_stats": {1, inferScaleStats, nil, streams},
 		"join_stats":  {1, takes(1, inferJoinStats), nil, joinWork},

@@ -101,7 +101,8 @@ func (r *repeatGrad) differentiate() error {
 			wrt = append(wrt, body.Inputs[i].Name)
 		}
 	}
-	grad, err := Grad(body, GradPlan{Wrt: wrt, Recompute: r.d.recompute, Terms: r.d.terms})
+	grad, err := Grad(body, GradPlan{Wrt: wrt, Recompute: r.d.recompute, Terms: r.d.terms,
+		SaveRows: r.d.saveRows})
 	if err != nil {
 		return err
 	}

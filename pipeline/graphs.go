@@ -38,8 +38,9 @@ type Boundary struct {
 	// ReduceGrad, if not nil, is applied to each before it is accumulated: ZeRO 2 reduce-scatters.
 	Terms      bool
 	ReduceGrad func(b *ir.Builder, param string, g *ir.Value) *ir.Value
-	// Offload keeps the residuals of layer loops in host memory.
-	Offload bool
+	// Offload keeps the residuals of layer loops in host memory; SaveRows saves the rows of experts
+	// ([ir.GradPlan]).
+	Offload, SaveRows bool
 }
 
 // Differentiate builds the graphs of a stage from its forward graph, which it does not change.
@@ -60,7 +61,7 @@ func Differentiate(g *ir.Graph, b Boundary) (*Graphs, error) {
 	}
 	// Gradients come in the order of wrt: inputs first, then parameters.
 	gr, err := ir.Grad(g, ir.GradPlan{Wrt: wrt, Recompute: b.Recompute, Terms: b.Terms,
-		Offload: b.Offload})
+		Offload: b.Offload, SaveRows: b.SaveRows})
 	if err != nil {
 		return nil, err
 	}

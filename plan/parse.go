@@ -61,6 +61,7 @@ func (r reader) fields(p *Plan) []field {
 		r.count("ep", &p.EP),
 		r.word("ep_kind", &p.EPKind, exchanges),
 		r.flag("ep_overlap", &p.EPOverlap),
+		r.flag("ep_save", &p.EPSave),
 		r.fsdp(&p.FSDP),
 		r.count("microbatches", &p.Microbatches),
 		r.text("model", &p.Model),

@@ -51,6 +51,9 @@ type Plan struct {
 	// EPOverlap runs two half batches in one layer body, so that one computes while the other is on
 	// its way to experts or back.
 	EPOverlap bool `json:"ep_overlap,omitempty"`
+	// EPSave saves the rows that an all-to-all brings to experts, in the bytes that they are sent in,
+	// where Recompute would have them sent again.
+	EPSave bool `json:"ep_save,omitempty"`
 	// Slots is how many rows an expert has room for, in parts of its mean load: a step is computed
 	// with the first number, and again with the next if an expert has more. Memory is planned for the
 	// last. Empty means 1.5 and 4, and room for all tokens on CPU devices.

@@ -79,7 +79,51 @@ func (m *marker) graph(g *ir.Graph, outer map[*ir.Value]*ir.Value) error {
 			}
 		}
 	}
+	if m.policy.Payload != dtype.FormatBF16 {
+		markPayload(g)
+	}
 	return nil
+}
+
+// markPayload lets rows go to experts in MXFP8 where both GEMMs that read them round them to it
+// anyway: fprop and wgrad of what a dispatch gives, dgrad and wgrad of what a combine takes.
+func markPayload(g *ir.Graph) {
+	readers := map[*ir.Value][]*ir.Op{}
+	for _, op := range g.Ops {
+		for _, v := range op.In {
+			readers[v] = append(readers[v], op)
+		}
+	}
+	for _, op := range g.Ops {
+		var linears []*ir.Op
+		first := Fprop
+		switch op.Kind {
+		case "dispatch":
+			linears = readers[op.Out[0]]
+		case "combine":
+			first, linears = Dgrad, lastLinears(op.In[0])
+		}
+		other := func(l *ir.Op) bool {
+			return l.Kind != "linear" || l.Attrs.Text(first) != string(dtype.MXFP8) ||
+				l.Attrs.Text(Wgrad) != string(dtype.MXFP8)
+		}
+		if len(linears) > 0 && !slices.ContainsFunc(linears, other) {
+			op.Attrs = op.Attrs.With(ir.Payload, string(dtype.MXFP8))
+		}
+	}
+}
+
+// lastLinears gives the linear layer that ends the experts' MLPs, from what is combined: its
+// result, or the sum with a bias.
+func lastLinears(v *ir.Value) []*ir.Op {
+	op := v.Def()
+	if op != nil && op.Kind == "add" {
+		op = op.In[0].Def()
+	}
+	if op == nil {
+		return nil
+	}
+	return []*ir.Op{op}
 }
 
 // linear marks one operation with the formats that its weight's layers share.

@@ -46,6 +46,9 @@ func (r reader) policy() *Policy {
 			}
 		}},
 		field{Name: "layers", Must: true, Read: func() { p.Layers = r.count() }},
+		field{Name: "payload", Read: func() {
+			p.Payload = dtype.Format(r.Word([]string{string(dtype.FormatBF16)}))
+		}},
 		field{Name: "rules", Must: true, Read: func() {
 			r.List("a list of rules", func(i int) {
 				outer := r.Key

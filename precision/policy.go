@@ -32,6 +32,9 @@ type Policy struct {
 	Layers int // number of layers of the model
 	// Rules apply in order; the last one that covers a GEMM decides.
 	Rules []Rule
+	// Payload is the format of rows on their way to experts: BF16, or "" for MXFP8 where the experts'
+	// GEMMs that read them are in MXFP8, and else BF16.
+	Payload dtype.Format
 }
 
 // A Rule assigns a format to some GEMMs of some layers.
@@ -142,7 +145,7 @@ func (p *Policy) Return(layer int, linear, product string) (*Policy, bool) {
 	linear = last(linear)
 	for i, r := range slices.Backward(p.Rules) {
 		if r.Fallen && r.covers(layer, linear, product) {
-			return &Policy{p.Layers, slices.Delete(slices.Clone(p.Rules), i, i+1)}, true
+			return p.of(slices.Delete(slices.Clone(p.Rules), i, i+1)), true
 		}
 	}
 	return p, false
@@ -179,8 +182,11 @@ func (p *Policy) blocks() (list []string) {
 }
 
 func (p *Policy) with(r Rule) *Policy {
-	return &Policy{p.Layers, append(slices.Clone(p.Rules), r)}
+	return p.of(append(slices.Clone(p.Rules), r))
 }
+
+// of is the policy with other rules.
+func (p *Policy) of(rules []Rule) *Policy { return &Policy{p.Layers, rules, p.Payload} }
 
 // A Segment is a half-open range of layers with equal formats, which one loop can run.
 type Segment struct{ From, To int }

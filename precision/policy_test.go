@@ -251,7 +251,8 @@ var visible = rapid.RuneFrom([]rune("\t\n"), unicode.L, unicode.N, unicode.P, un
 
 // draw makes some policy of a model with some layers.
 func draw(t *rapid.T) *precision.Policy {
-	p := &precision.Policy{Layers: rapid.IntRange(1, 9).Draw(t, "layers")}
+	p := &precision.Policy{Layers: rapid.IntRange(1, 9).Draw(t, "layers"),
+		Payload: rapid.SampledFrom([]dtype.Format{"", dtype.FormatBF16}).Draw(t, "payload")}
 	for range rapid.IntRange(0, 6).Draw(t, "rules") {
 		r := precision.Rule{
 			Linears: rapid.SliceOfNDistinct(rapid.SampledFrom(words), 1, 3, rapid.ID).Draw(t, "linears"),

@@ -14,7 +14,11 @@ import (
 // rules are diffs of lines. Equal policies have equal text.
 func (p *Policy) Marshal() ([]byte, error) {
 	var b bytes.Buffer
-	fmt.Fprintf(&b, "{\n  \"version\": %d,\n  \"layers\": %d,\n  \"rules\": [", Version, p.Layers)
+	fmt.Fprintf(&b, "{\n  \"version\": %d,\n  \"layers\": %d,\n", Version, p.Layers)
+	if p.Payload != "" {
+		fmt.Fprintf(&b, "  \"payload\": %s,\n", quote(string(p.Payload)))
+	}
+	b.WriteString("  \"rules\": [")
 	for i, r := range p.Rules {
 		if i > 0 {
 			b.WriteByte(',')

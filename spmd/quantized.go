@@ -10,15 +10,16 @@ import (
 	"github.com/deepwell/deepwell/program"
 )
 
-// quantizes reports whether a graph has quantized GEMMs: a linear layer with a format for fprop,
-// dgrad or wgrad.
+// quantizes reports whether a graph has quantized GEMMs, a linear layer with a format for fprop,
+// dgrad or wgrad, or rows with the format of a payload.
 func quantizes(g *ir.Graph) bool {
 	return slices.ContainsFunc(g.Ops, func(op *ir.Op) bool {
 		if op.Body != nil && quantizes(op.Body) {
 			return true
 		}
-		return slices.ContainsFunc([]string{"fprop", "dgrad", "wgrad"}, func(gemm string) bool {
-			return op.Attrs.Text(gemm) != ""
+		keys := []string{"fprop", "dgrad", "wgrad", ir.Payload}
+		return slices.ContainsFunc(keys, func(key string) bool {
+			return op.Attrs.Text(key) != ""
 		})
 	})
 }

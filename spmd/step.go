@@ -76,6 +76,7 @@ func NewStep(loss *ir.Graph, o Options, w *QuantizedCopies) (*Step, error) {
 	// stay partial sums until the update.
 	if o.Sharding != nil {
 		how.Terms, how.Recompute = true, append(slices.Clone(o.Recompute), ir.Gather)
+		how.SaveRows = o.Sharding.Plan.EPSave
 	}
 	gr, err := ir.Grad(loss, how)
 	if err != nil {

@@ -325,7 +325,7 @@ func (s *Stage) differentiate(first, last bool, how *plan.Plan, recompute []ir.T
 	// Gathered parameters are never saved between the passes: they would undo FSDP's sharding.
 	b := pipeline.Boundary{Recompute: append(slices.Clone(recompute), ir.Gather),
 		Grads: how.Types.Grads, Terms: true, ReduceGrad: s.Sharding.Scatter,
-		Offload: how.Offloads(plan.Activations)}
+		Offload: how.Offloads(plan.Activations), SaveRows: how.EPSave}
 	if !first {
 		b.Inputs = []string{spmd.Hidden}
 	}

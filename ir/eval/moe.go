@@ -86,8 +86,12 @@ func slots(table ir.Type, in []*Array, apart bool, visit func(row, slot int64)) 
 	}
 }
 
-func dispatch(_ *ir.Op, in, out []*Array) {
+// dispatch copies rows, rounded first if they have a payload's format.
+func dispatch(op *ir.Op, in, out []*Array) {
 	width := elements(out[0].Type.Dims[2:])
+	if f := ir.Format(op.Attrs.Text(ir.Payload)); f != "" {
+		in = append([]*Array{rounded(f, in[0])}, in[1:]...)
+	}
 	apart := in[0].Type.Index(ir.Choice) >= 0
 	slots(out[0].Type, in, apart, func(row, slot int64) {
 		copy(out[0].Data[slot*width:][:width], in[0].Data[row*width:][:width])

@@ -14,6 +14,9 @@ import (
 
 // quantizeKernels compute quantized GEMMs with the codecs of package dtype/block.
 var quantizeKernels = map[string]kernel{"quantize": quantize, "block_dot": blockDot,
+	"dequantize": func(op *ir.Op, in, out []*Array) {
+		copy(out[0].Data, numbers(ir.Format(op.Attrs.Text("format")), in[0], in[1]).Data)
+	},
 	"scale_stats": scaleStats, "quantize_stats": quantizeStats}
 
 // source gives a value as a quantizer sees it, in float32 and in the order of the result.
@@ -166,6 +169,17 @@ func numbers(format ir.Format, codes, scales *Array) *Array {
 		out.Data[i] = float64(format.Codes().FromCode(byte(c))) * float64(format.Scales().FromCode(s))
 	}
 	return out
+}
+
+// rounded gives what an array becomes if it is quantized along its last dimension.
+func rounded(f ir.Format, x *Array) *Array {
+	codes, scales := make([]byte, len(x.Data)), make([]byte, int64(len(x.Data))/f.Block())
+	src := source(&ir.Op{}, x, ir.Names(x.Type.Dims))
+	must(block.Encode(f, codes, scales, src))
+	list := []*Array{{x.Type, make([]float64, len(codes))}, {x.Type, make([]float64, len(scales))}}
+	put(list[0], codes)
+	put(list[1], scales)
+	return numbers(f, list[0], list[1])
 }
 
 func blockDot(op *ir.Op, in, out []*Array) {

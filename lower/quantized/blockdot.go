@@ -14,6 +14,12 @@ func blockDot(w Writer, op *ir.Op, in []val) []val {
 	})
 }
 
+// dequantized decodes codes and scales to the type of the result.
+func dequantized(w Writer, op *ir.Op, in []val) []val {
+	v := w.Operand(ir.Format(op.Attrs.Text("format")), in[0], in[1])
+	return []val{w.Convert(v, op.Out[0].Type.Elem)}
+}
+
 // BlockDot decodes the arguments of a block_dot and multiplies them by dot, which sums over the
 // named dimensions in f32 and returns its result in an order. Codes times block scales are exact in
 // bf16, and so is every product of two of them in f32.

@@ -26,6 +26,7 @@ func Rules() map[string]stablehlo.Rule {
 		rewrite.OrderBlocks:    on(orderBlocks),
 		"amax":                 on(amax),
 		"block_dot":            on(blockDot),
+		"dequantize":           on(dequantized),
 		"scale_stats":          on(scaleStats),
 		"join_stats":           on(joinStats),
 		"quantize_stats":       on(quantizeStats),

@@ -115,10 +115,10 @@ func unlowered(op *ir.Op) string {
 	if op.Kind == "block_dw" {
 		return "block_dw is not lowered: call ir.LowerQuantized first, which makes a block_dot of it"
 	}
-	key := map[string]string{"linear": "fprop", "linear_dx": "dgrad", "linear_dw": "wgrad"}[op.Kind]
+	key := map[string]string{"linear": "fprop", "linear_dx": "dgrad", "linear_dw": "wgrad",
+		"dispatch": ir.Payload}[op.Kind]
 	if f := op.Attrs.Text(key); key != "" && f != "" {
-		return op.Kind + " asks for " + f + " and is not lowered: call ir.LowerQuantized first, which " +
-			"makes a block_dot of it"
+		return op.Kind + " asks for " + f + " and is not lowered: call ir.LowerQuantized first"
 	}
 	return ""
 }
