@@ -27,7 +27,8 @@ type Traffic struct {
 	// Redundant and RedundantBytes are the share that XLA:GPU may remove. Backward loops repeat
 	// gathers, moves of a ring and exchanges of the weights of rows, of forward loops; collective
 	// pipelining peels one iteration of each, and CSE may merge the peeled pair. Reductions of
-	// replicated statistics may be rewritten as multiplications.
+	// replicated statistics may be rewritten as multiplications, and single numbers added before they
+	// are reduced.
 	Redundant      int64 `json:"twice,omitempty"`
 	RedundantBytes int64 `json:"twice_bytes,omitempty"`
 
@@ -43,7 +44,8 @@ type Census []Traffic
 // compiled programs are compared with it.
 func CensusOf(g *ir.Graph) Census {
 	c := censusTaker{mesh: g.Mesh, rows: map[string]*Traffic{}, sent: map[sent]bool{},
-		alias: map[*ir.Value]*ir.Value{}, stacked: map[*ir.Value]bool{}}
+		alias: map[*ir.Value]*ir.Value{}, stacked: map[*ir.Value]bool{},
+		numbers: map[*ir.Value]*ir.Send{}}
 	c.graph(g, 1, false)
 	var list Census
 	for _, row := range c.rows {
@@ -113,6 +115,7 @@ type censusTaker struct {
 	alias map[*ir.Value]*ir.Value // values that are others: XLA inlines loops of one iteration
 	// inputs of loop bodies that are slices of stacks: parameters, and what a forward loop saved
 	stacked map[*ir.Value]bool
+	numbers map[*ir.Value]*ir.Send // single numbers that were all-reduced
 }
 
 // A sent is a value that was sent, gathered along some axes before.
@@ -142,6 +145,7 @@ func (c *censusTaker) graph(g *ir.Graph, times int64, back bool) {
 			for _, send := range g.Work(op).Sends {
 				c.send(g, op, send, times, back)
 			}
+			c.reassociate(g, op, times)
 		}
 	}
 }
@@ -176,6 +180,33 @@ func (c *censusTaker) send(g *ir.Graph, op *ir.Op, s ir.Send, times int64, back 
 	}
 	row := c.rows[key(kindsOf[s.Kind], s.Axes)]
 	row.Redundant, row.RedundantBytes = row.Redundant+redundant, row.RedundantBytes+redundant*s.Bytes
+}
+
+// reassociate marks sums of two numbers that were all-reduced along the same axes: XLA:GPU adds
+// them first, and reduces once. They are squares of gradients, of stacks of one layer.
+func (c *censusTaker) reassociate(g *ir.Graph, op *ir.Op, times int64) {
+	if len(op.Out) != 1 || op.Out[0].Type.Shape().Elements() != 1 {
+		return
+	}
+	out := op.Out[0]
+	switch op.Kind {
+	case "all_reduce":
+		if sends := g.Work(op).Sends; len(sends) == 1 {
+			c.numbers[out] = &sends[0]
+		}
+	case "sum":
+		if of := op.In[0]; of.Type.Shape().Elements() == 1 {
+			c.numbers[out] = c.numbers[of]
+		}
+	case "add":
+		x, y := c.numbers[op.In[0]], c.numbers[op.In[1]]
+		if x == nil || y == nil || !slices.Equal(x.Axes, y.Axes) {
+			return
+		}
+		c.numbers[out] = x
+		row := c.rows[key(hlo.AllReduce, x.Axes)]
+		row.Redundant, row.RedundantBytes = row.Redundant+times, row.RedundantBytes+times*x.Bytes
+	}
 }
 
 // saved reports whether a value is what the forward pass saved, but for its type and order.

@@ -73,3 +73,31 @@ func TestExchangesOfSavedWeightsMayBeFoundTheSame(t *testing.T) {
 		}
 	}
 }
+
+// XLA:GPU adds squares of gradients before it reduces them where each is one number: 8 of 44 in a
+// small DeepSeek-V3 with one dense layer, ep 2 and fsdp 4. Of a stack of more layers it does not.
+func TestNumbersMayBeAddedBeforeTheyAreReduced(t *testing.T) {
+	for layers, redundant := range map[int64]int64{1: 2, 2: 0} {
+		b := ir.NewBuilder("square", ir.Axis{Name: "fsdp", Size: 4}, ir.Axis{Name: "ep", Size: 2})
+		square := func(name string) *ir.Value {
+			x := b.Input(name, ir.Data, ir.Type{Elem: dtype.F32, Dims: []ir.Dim{{Name: "layers",
+				Size: layers}}, Place: ir.Placement{{Axis: "fsdp", Dim: ir.Partial}}}, "")
+			return b.Sum(b.AllReduce(x, "fsdp"), "layers")
+		}
+		g, err := b.Graph(b.Add(b.Add(square("x"), square("y")), square("z")))
+		if err != nil {
+			t.Fatal(err)
+		}
+		list := spmd.CensusOf(g)
+		if len(list) != 1 || list[0].Count != 3 || list[0].Redundant != redundant {
+			t.Fatalf("of %d layers the graph sends %+v", layers, list)
+		}
+		for count, fine := range map[int64]bool{3: true, 2: layers == 1, 1: layers == 1, 0: false} {
+			compiled := []hlo.Collective{{Kind: hlo.AllReduce, Group: list[0].Group, Count: 1,
+				OperandBytes: 4 * count * layers, ResultBytes: 4 * count * layers}}
+			if off := list.Diff(compiled, false, dtype.F32); (off == nil) != fine {
+				t.Errorf("%d layers, %d reduced: %v", layers, count, off)
+			}
+		}
+	}
+}
