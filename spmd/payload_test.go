@@ -26,9 +26,9 @@ func rowsPlan(save bool) *plan.Plan {
 // rowsLoss is a model with experts in MXFP8, whose rows are sent in a format.
 func rowsLoss(t *testing.T, elem dtype.DType, payload dtype.Format) (*model.Config, *ir.Graph) {
 	t.Helper()
-	c := blocky(64, 2)
+	c := blocky(32, 2)
 	c.Arch = "mixtral"
-	c.MoE = &model.MoE{Experts: 4, TopK: 2, MLP: 64, Score: "softmax", Normalize: true, Scale: 1}
+	c.MoE = &model.MoE{Experts: 4, TopK: 2, MLP: 32, Score: "softmax", Normalize: true, Scale: 1}
 	g, err := c.Graph(model.Shape{Batch: 4, Seq: 32, Elem: elem,
 		Experts: model.ExpertShape{Blocks: true}})
 	if err != nil {
@@ -72,7 +72,7 @@ func exchanges(g *ir.Graph) (count, bytes int64) {
 // gradients go back in bf16. Weights of rows and their gradients go 3 times, or 2. Rows that are
 // saved are not sent again.
 func TestRowsAreSentAsBytes(t *testing.T) {
-	const layers, rows, embed = 2, 4 * 64, 64 // rows of 4 experts, of 2 sequences
+	const layers, rows, embed = 2, 4 * 64, 32 // rows of 4 experts, of 2 sequences
 	const wide, codes = 2 * rows * embed, rows * embed * 33 / 32
 	for _, row := range []struct {
 		payload      dtype.Format

@@ -1,5 +1,6 @@
 // Command moe times a mixture of experts and its gradient on one CPU device against the same block
-// in JAX, written with ragged_dot and with batched dots, in turns in one run.
+// in JAX, written with ragged_dot and with batched dots, in turns in one run. With -wire it prints
+// what a plan's experts send instead.
 package main
 
 import (
@@ -43,8 +44,15 @@ func main() {
 	python := flag.String("jax", "python3", "a Python that has jax")
 	turns := flag.Int("turns", 7, "turns of each side")
 	count := flag.Int("count", 3, "executions in a turn")
+	planned := flag.String("wire", "", "a plan.json: print what its experts send, and run nothing")
 	flag.Parse()
-	if err := run(*python, *turns, *count); err != nil {
+	var err error
+	if *planned != "" {
+		err = wire(os.Stdout, *planned)
+	} else {
+		err = run(*python, *turns, *count)
+	}
+	if err != nil {
 		fmt.Fprintln(os.Stderr, "moe:", err)
 		os.Exit(1)
 	}
