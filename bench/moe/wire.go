@@ -42,7 +42,7 @@ func wire(out io.Writer, path string) error {
 	x := exchange{out: out, prices: price.New(cluster, profile), plan: p, model: m.Config,
 		arch: cluster.GPU.Arch}
 	x.group.Size, x.group.Stride = ir.Along(p.Mesh(), plan.ExpertAxis)
-	fmt.Fprintf(out, "%s, ep %d: a layer and microbatch of a device, all-to-alls of rows\n", path, p.EP)
+	fmt.Fprintf(out, "%s, ep %d: a layer and microbatch of a device, rows\n", path, p.EP)
 	fmt.Fprintf(out, "%-44s %8s %8s %9s %9s\n", "", "tensors", "GB", "ms", "saved GB")
 	return x.table()
 }
