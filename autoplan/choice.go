@@ -4,6 +4,8 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"maps"
+	"math"
 	"slices"
 	"strings"
 	"sync"
@@ -37,6 +39,8 @@ type Choice struct {
 	// Policy describes in a line which GEMMs are quantized and the cost of quantization; empty if
 	// none are.
 	Policy string `json:"policy,omitempty"`
+
+	exchange string // how rows go to experts, and why; empty without expert parallelism
 
 	// Estimate is the closed-form estimate.
 	Estimate estimate.Estimate `json:"-"`
@@ -173,7 +177,7 @@ func (w *worker) choice(c candidate) (Choice, error) {
 		Step: line.Step, Low: e.Low, High: e.High, Peak: e.Peak, Memory: e.Memory,
 		Rate:   s.job.tokens(c.rows) / line.Step / float64(paid),
 		MFU:    s.job.MFU(c.rows, n, line.Step),
-		Bubble: line.Bubble, Policy: line.Policy, Estimate: e}
+		Bubble: line.Bubble, Policy: line.Policy, Estimate: e, exchange: c.exchange.why}
 	if e.Step > 0 { // the closed form's interval, scaled
 		x.Low, x.High = e.Low*line.Step/e.Step, e.High*line.Step/e.Step
 	}
@@ -242,6 +246,9 @@ func explain(list []Choice, j Job) {
 		}
 		words = slices.DeleteFunc(words, func(w string) bool { return w == "" })
 		c.Why = strings.Join(words[:min(len(words), 4)], ", ")
+		if i == 0 && c.exchange != "" {
+			c.Why += "; " + c.exchange
+		}
 		if c.Policy != "" && (i == 0 || len(j.Precisions) > 1) {
 			c.Why += "; " + c.Policy
 		} else if len(j.Precisions) > 1 {
@@ -303,4 +310,57 @@ func (c *Choice) costs(first bool, stack *price.Profile) []string {
 		words = append(words, fmt.Sprintf("FSDP communication below %g %%", 100*noticed/2))
 	}
 	return words
+}
+
+// best collects the candidates found, and the best one of each mesh.
+type best struct {
+	top    int
+	found  []candidate
+	meshes map[meshKey]candidate
+}
+
+// A meshKey identifies plans of which only the best is listed.
+type meshKey struct {
+	mesh
+	count, precision int
+}
+
+// key identifies the mesh whose best plan is listed.
+func (c candidate) key() meshKey { return meshKey{c.mesh, c.count, c.precision} }
+
+// A labelKey identifies plans that are equivalent in work per device: k sequences split over k cp
+// ranks are as many tokens per device as one sequence for each of k data-parallel ranks.
+type labelKey struct {
+	tp, ep, pp, ranks, micros int64
+	count, precision          int
+}
+
+// label identifies equivalent plans, of which the simplest is listed.
+func (c candidate) label() labelKey {
+	return labelKey{c.tp, c.ep, c.pp, c.cp * c.data, c.micros, c.count, c.precision}
+}
+
+// limit is the largest metric a plan may have to be of use: the metric of the last mesh that would
+// be listed, times Margin.
+func (b *best) limit() float64 {
+	if len(b.meshes) < b.top {
+		return math.Inf(1)
+	}
+	seen := map[labelKey]bool{}
+	for _, c := range slices.SortedFunc(maps.Values(b.meshes), candidate.compare) {
+		if seen[c.label()] = true; len(seen) == b.top {
+			return c.metric * Margin
+		}
+	}
+	return math.Inf(1)
+}
+
+// add records candidates, and the best of each mesh.
+func (b *best) add(list []candidate) {
+	for _, c := range list {
+		b.found = append(b.found, c)
+		if x, ok := b.meshes[c.key()]; !ok || c.compare(x) < 0 {
+			b.meshes[c.key()] = c
+		}
+	}
 }

@@ -19,11 +19,12 @@ import (
 // groups are the keys that Improve searches together, the others fixed to the plan's values.
 var groups = [][]string{
 	{"microbatch"},
+	{"ep_kind", "ep_overlap"},
 	{"recompute"},
 	{"schedule", "virtual"},
 	{"dp", "fsdp", "zero", "gather"},
-	{"tp", "cp", "ep", "pp", "dp", "fsdp", "zero", "gather", "schedule", "virtual"},
-	{"tp", "cp", "ep", "pp", "dp", "fsdp", "zero", "gather", "schedule",
+	{"tp", "cp", "ep", "ep_kind", "ep_overlap", "pp", "dp", "fsdp", "zero", "gather", "schedule", "virtual"},
+	{"tp", "cp", "ep", "ep_kind", "ep_overlap", "pp", "dp", "fsdp", "zero", "gather", "schedule",
 		"virtual", "microbatch", "recompute"},
 }
 
@@ -78,6 +79,9 @@ func fixedOf(p *plan.Plan) Fixed {
 		"microbatch": n(p.MicrobatchSequences() / ranks)}
 	if p.FSDP.Size > 1 {
 		f["zero"], f["gather"] = strconv.Itoa(p.FSDP.Zero), p.FSDP.Gather
+	}
+	if p.EP > 1 {
+		f["ep_kind"], f["ep_overlap"] = cmp.Or(p.EPKind, "a2a"), strconv.FormatBool(p.EPOverlap)
 	}
 	if p.PP.Size > 1 {
 		f["schedule"] = p.PP.Schedule

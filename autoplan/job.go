@@ -83,8 +83,8 @@ type Job struct {
 	pool pool // shared by consecutive searches of the job; nil without any
 }
 
-// A Fixed is what a plan must have, by key: the sizes tp, cp, ep, pp, dp and fsdp, cp.kind, zero,
-// gather, virtual, schedule, microbatch (sequences per microbatch on a device), slots, recompute
+// A Fixed is what a plan must have, by key: the sizes tp, cp, ep, pp, dp and fsdp, cp.kind, ep_kind,
+// ep_overlap, zero, gather, virtual, schedule, microbatch (sequences per microbatch on a device), slots, recompute
 // and offload. The last three are lists with a plus between; recompute and offload may be none,
 // and recompute full.
 type Fixed map[string]string
@@ -96,7 +96,8 @@ func (k key) String() string { return k.name }
 
 // keys lists what --fix accepts, in the order of messages.
 var keys = []key{
-	{"tp", "size"}, {"cp", "size"}, {"cp.kind", "word"}, {"ep", "size"}, {"pp", "size"},
+	{"tp", "size"}, {"cp", "size"}, {"cp.kind", "word"}, {"ep", "size"}, {"ep_kind", "word"},
+	{"ep_overlap", "word"}, {"pp", "size"},
 	{"dp", "size"}, {"fsdp", "size"},
 	{"zero", "size"}, {"gather", "word"}, {"virtual", "size"}, {"schedule", "word"},
 	{"microbatch", "size"}, {"slots", "numbers"}, {"recompute", "list"}, {"offload", "list"},
@@ -140,7 +141,8 @@ func ParseFixed(text string) (Fixed, error) {
 // checkFixed reports a value that its key cannot have.
 func checkFixed(name, kind, value string) error {
 	known := map[string][]string{
-		"gather": gathers, "cp.kind": plan.CP{}.Kinds(), "schedule": schedule.Names(),
+		"gather": gathers, "cp.kind": plan.CP{}.Kinds(), "ep_kind": exchangeKinds,
+		"ep_overlap": {"true", "false"}, "schedule": schedule.Names(),
 		"recompute": tagNames, "offload": offloads,
 	}[name]
 	switch kind {
@@ -293,9 +295,10 @@ func (j Job) filled() (Job, error) {
 	case j.Goal != "" && !slices.Contains(Goals(), j.Goal):
 		return j, diag.New(diag.BadUsage, "there is no goal %q", j.Goal).
 			Try("--goal time, money or memory")
-	case j.Fixed["slots"] != "" && j.Config.MoE == nil:
-		return j, diag.New(diag.BadUsage, "slots are for experts, and %s has none", j.Model).
-			At("--fix slots=%s", j.Fixed["slots"]).Try("leave slots out")
+	case j.Config.MoE == nil && j.Fixed.only("slots", "ep_kind", "ep_overlap") != "":
+		fixed := j.Fixed.only("slots", "ep_kind", "ep_overlap")
+		return j, diag.New(diag.BadUsage, "%s is for experts, and %s has none", fixed, j.Model).
+			At("--fix %s", fixed).Try("leave it out")
 	case j.Devices < 0 || j.Devices > j.Cluster.Count:
 		return j, diag.New(diag.BadUsage, "a plan cannot use %d of %d devices", j.Devices,
 			j.Cluster.Count).Try("--fix devices=%d", j.Cluster.Count)

@@ -97,6 +97,7 @@ type pricer interface {
 type searcher struct {
 	job         Job
 	counts      []int
+	domains     []int64 // devices of an NVLink domain, by count
 	recomputes  []recomputeOption
 	tags        [][]ir.Tag // of the recompute options
 	workers     []*worker
@@ -188,6 +189,7 @@ func (s *searcher) add(n int) error {
 	if err != nil {
 		return err
 	}
+	s.domains = append(s.domains, cluster.Domain())
 	if kept := j.pool[cluster.String()]; kept != nil {
 		for i, w := range s.workers {
 			w.pricers = append(w.pricers, kept[i])
@@ -261,7 +263,7 @@ func (s *searcher) expand() {
 		kind                   string
 		precision, count       int
 	}
-	work := map[part]float64{}
+	work, chosen := map[part]float64{}, map[exchangeKey]exchange{}
 	for at, n := range s.counts {
 		for _, m := range s.job.meshes(int64(n)) {
 			cuts := int64(len(s.job.shardOptions(m)))
@@ -272,16 +274,18 @@ func (s *searcher) expand() {
 					}
 					nd := meshOption{mesh: m, count: at, precision: precision, microbatch: b[0], rows: b[1],
 						micros: b[1] / b[0] / m.rowRanks()}
+					ways := s.job.exchanges(nd, s.domains[at])
 					orders := int64(len(s.job.scheduleOptions(nd)))
-					s.space += cuts * orders * int64(len(s.recomputes))
+					s.space += cuts * orders * int64(len(s.recomputes)*len(ways))
 					key := part{m.tp, m.cp, m.ep, b[0], m.kind, precision, at}
+					nd.exchange = w.exchange(nd, ways, chosen)
 					each, known := work[key]
 					if !known {
 						each = w.work(nd)
 						work[key] = each
 					}
 					nd.bound = s.perToken(nd, float64(nd.micros)*each/float64(m.pp))
-					if cuts*orders > 0 {
+					if cuts*orders > 0 && len(ways) > 0 {
 						s.meshOptions = append(s.meshOptions, nd)
 					}
 				}

@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"github.com/deepwell/deepwell/dtype"
+	"github.com/deepwell/deepwell/estimate/footprint"
 	"github.com/deepwell/deepwell/internal/lists"
 	"github.com/deepwell/deepwell/ir"
 	"github.com/deepwell/deepwell/kernels"
@@ -37,6 +38,7 @@ type meshOption struct {
 	microbatch int64
 	rows       int64 // sequences of a global batch
 	micros     int64
+	exchange   exchange
 	bound      float64 // lower bound on the metric of its plans
 }
 
@@ -165,10 +167,9 @@ func (j *Job) batches(m mesh) (list [][2]int64) {
 }
 
 // crowded reports whether the experts of our own programs need more than an eighth of a device's
-// memory to work on a device's tokens of a microbatch: their largest activations with gradients,
-// and rows, in bf16 (package footprint). XLA's rematerialization counts such buffers more than once
-// and recomputes on its own long before the device is full: mixtral-8x7b on 64 GB200 in
-// microbatches of 8 sequences at 123 of 184 GiB.
+// memory to work on a device's tokens of a microbatch, in bf16. XLA's rematerialization counts such
+// buffers more than once and recomputes on its own long before the device is full: mixtral-8x7b on
+// 64 GB200 in microbatches of 8 sequences at 123 of 184 GiB.
 func (j *Job) crowded(tokens int64) bool {
 	e := j.Config.MoE
 	if e == nil || j.Profile.Name != price.Own || j.Fixed["microbatch"] != "" {
@@ -176,8 +177,8 @@ func (j *Job) crowded(tokens int64) bool {
 	}
 	slots := (&plan.Plan{Slots: j.Fixed.slots()}).ExpertSlots()
 	most := min(slots[len(slots)-1], float64(e.Experts)/float64(e.TopK))
-	rows := float64(tokens*e.TopK) * most
-	return 2*rows*float64(5*e.MLP+2*j.Config.Hidden) > float64(j.Capacity)/8
+	rows := int64(2 * float64(tokens*e.TopK) * most) // bytes of one element of each
+	return footprint.ExpertSet(rows*e.MLP, rows*j.Config.Hidden) > j.Capacity/8
 }
 
 // divides reports whether every contracted dimension is whole scale blocks on each device, as our
@@ -427,7 +428,7 @@ func (j *Job) recomputeOptions() []recomputeOption {
 // fill writes a plan into p. Workers reuse p for every plan they price.
 func (j *Job) fill(p *plan.Plan, n meshOption, f layoutOption, v recomputeOption) {
 	p.Seq, p.Batch, p.Microbatches = j.Seq, n.rows, n.micros
-	p.DP, p.EP = f.dp, n.ep
+	p.DP, p.EP, p.EPKind, p.EPOverlap = f.dp, n.ep, n.exchange.kind, n.exchange.overlap
 	p.FSDP = plan.FSDP{Size: f.fsdp, Zero: f.zero, Gather: f.gather}
 	p.TP = plan.TP{Size: n.tp, Sequence: n.tp > 1}
 	p.CP = j.contextOf(n.kind, n.tp, n.cp)

@@ -22,8 +22,9 @@ type Sharding struct {
 	Rows, Seq         int64 // sequences on one device; tokens of a whole sequence
 	TP, CP            int64
 	EP                int64   // devices that share the experts; 0 and 1 mean each has all
+	EPKind            string  // how rows go to experts (plan ep_kind); "" with one device
 	Slots             float64 // rows that an expert has room for, in parts of its mean load
-	Sequence, Overlap bool
+	Sequence, Overlap bool    // Overlap: layers work on two half batches (plan tp.overlap, ep_overlap)
 	Kind              string // of context parallelism (plan cp.kind); "" with one device
 	Inner             int64  // devices that exchange heads within a ring (plan cp.inner)
 	Balance           bool
@@ -57,7 +58,7 @@ func (t Tags) Has(tag ir.Tag) bool { return t&(1<<slices.Index(tags, tag)) != 0 
 func ShardingOf(m *model.Facts, p *plan.Plan, last bool) Sharding {
 	c := Sharding{Rows: max(1, p.MicrobatchSequences()/p.DataParallelSize()), Seq: p.Seq,
 		TP: max(p.TP.Size, 1), CP: max(p.CP.Size, 1), Sequence: p.TP.Sequence,
-		Overlap: p.TP.Overlap && p.TP.Size > 1, Balance: p.CP.Balance,
+		Overlap: p.Halved(), Balance: p.CP.Balance,
 		Params: p.Types.Params, Again: TagsOf(p.Recompute)}
 	if c.CP > 1 {
 		c.Kind, c.Inner = p.CP.Kind, p.CP.Inner
@@ -67,6 +68,9 @@ func ShardingOf(m *model.Facts, p *plan.Plan, last bool) Sharding {
 		c.SaveRows = p.EPSave
 		if c.EP, c.Slots = max(p.EP, 1), slots[0]; last {
 			c.Slots = slots[len(slots)-1]
+		}
+		if c.EP > 1 {
+			c.EPKind = p.EPKind
 		}
 	}
 	if p.PP.Size <= 1 { // spmd.NewStep does not recompute embedding and head, which are in no loop
@@ -177,7 +181,7 @@ func (b *Book) Bill(c Sharding) (*Bill, error) {
 // dimension evenly.
 func (b *Book) like(c Sharding) Sharding {
 	m := b.model.Facts()
-	if c.EP > 1 && c.EP%2 == 0 {
+	if c.EP > 1 && c.EP%2 == 0 && !c.experts().GathersTokens() {
 		c.EP = 2
 	}
 	if _, whole := b.slots(c); !whole {
@@ -231,7 +235,11 @@ func (b *Book) slots(c Sharding) (n int64, whole bool) {
 		exact >= 1
 	if b.policy != nil && whole { // of whole blocks, too
 		fits := func(n int64) bool { return ir.WholeBlocks(n, max(c.EP, 1)) == n }
-		whole = fits(n*c.Rows) && int64(mean)%128 == 0
+		rows := c.Rows
+		if c.Overlap {
+			rows /= 2
+		}
+		whole = fits(n*rows) && int64(mean)%128 == 0
 	}
 	return n, whole
 }
@@ -239,6 +247,11 @@ func (b *Book) slots(c Sharding) (n int64, whole bool) {
 // context is the plan's context parallelism.
 func (c *Sharding) context() plan.CP {
 	return plan.CP{Size: c.CP, Kind: c.Kind, Inner: c.Inner, Balance: c.Balance}
+}
+
+// experts is a plan with the sharding's expert parallelism alone.
+func (c *Sharding) experts() *plan.Plan {
+	return &plan.Plan{EP: max(c.EP, 1), EPKind: c.EPKind}
 }
 
 // meshed reports whether several devices share the graph.
@@ -273,7 +286,7 @@ func (b *Book) loss(c Sharding) (*ir.Graph, error) {
 	if c.meshed() {
 		p := plan.Default()
 		p.Seq, p.Batch, p.Microbatches = c.Seq, shape.Batch, 1
-		p.EP = max(c.EP, 1)
+		p.EP, p.EPKind, p.EPOverlap = max(c.EP, 1), c.EPKind, c.Overlap
 		p.FSDP.Zero = 1 // ep shards what parameters are stored as, not what a microbatch reads
 		p.TP = plan.TP{Size: c.TP, Sequence: c.Sequence, Overlap: c.Overlap}
 		p.CP = how

@@ -138,9 +138,9 @@ func (b *builder) tensorEnds(in, out []string) {
 	}
 }
 
-// overlapHides is the share of tensor-parallel collectives hidden by running two half batches in
-// one layer body: the computation of one half is longer than the collectives of the other
-// (docs/parallel.md).
+// overlapHides is the share of collectives of tensor and expert parallelism hidden by running two
+// half batches in one layer body, if the computation of one half is longer than the collectives of
+// the other (docs/parallel.md).
 const overlapHides = 0.7
 
 func (b *builder) h() float64 { return float64(b.e.config.Hidden) }

@@ -94,8 +94,8 @@ func (b *builder) router(tokens, count float64) {
 	b.dense += b.h() * count
 }
 
-// expertEnds adds the two all-to-alls of each pass. Between NVLink domains a token is sent once to
-// each domain that has one of its experts, and copied inside.
+// expertEnds adds the two all-to-alls of each pass: a token is sent once for each expert that it
+// chooses, also to experts that share a device or an NVLink domain.
 func (b *builder) expertEnds(bytes, imbalance float64) {
 	if b.c.expert == 1 {
 		return

@@ -29,9 +29,10 @@ var noBill, sparse = cost.TagsOf([]ir.Tag{ir.Embed}), cost.TagsOf([]ir.Tag{ir.Ro
 func (e *Estimator) bill(c *sharding, p *priced) error {
 	cut := cost.Sharding{Rows: c.rows, Seq: c.seq, TP: c.tensor, CP: c.context,
 		Kind: c.kind, Inner: c.inner, Balance: c.balance, Sequence: c.sequence,
-		Overlap: c.overlap && c.tensor > 1, Plain: c.plain, Params: c.params, Again: c.again &^ noBill}
+		Overlap: c.overlap, Plain: c.plain, Params: c.params, Again: c.again &^ noBill}
 	if e.config.MoE != nil {
-		cut.EP, cut.Slots, cut.SaveRows = c.expert, c.slots, c.saveRows
+		cut.EP, cut.EPKind, cut.Slots = c.expert, c.exchange, c.slots
+		cut.SaveRows = c.saveRows
 	} else {
 		cut.Again &^= sparse
 	}
@@ -66,6 +67,7 @@ type pricer struct {
 	quantized     []joint
 	agree         []*ir.Value // tensors whose amax is all-reduced
 	gathers, sums float64     // bytes of all-gathers and reduce-scatters along cp
+	exchanged     float64     // seconds of rows on their way to experts and back
 }
 
 // A joint is GEMMs that share an operand, or quantized copies of one tensor.
@@ -166,11 +168,8 @@ func (b *pricer) item(item *cost.Item, into *phase) {
 				hide = max(hide, overlapHides)
 			}
 			into.tensor += (1 - hide) * b.p.Collective(sentAs[s.Kind], bytes, b.c.tensorGroup())
-		case s.Axes[0] == plan.ExpertAxis && s.Kind == "all_to_all":
-			t := b.p.Collective(price.AllToAll, bytes, b.c.expertGroup())
-			into.expert += (1 - b.p.Profile().HideExpert) * t
 		case s.Axes[0] == plan.ExpertAxis:
-			into.expert += b.p.Collective(sentAs[s.Kind], bytes, b.c.expertGroup())
+			b.exchanged += b.p.Collective(sentAs[s.Kind], bytes, b.c.expertGroup())
 		case s.Kind == "all_to_all":
 			into.context += b.p.Collective(price.AllToAll, bytes, b.c.headsGroup())
 			into.stream += b.p.Stream(b.c.sorted()*bytes) / b.p.Profile().Stream
@@ -187,7 +186,7 @@ func (b *pricer) item(item *cost.Item, into *phase) {
 
 // sentAs maps the kinds of collectives in a graph to the cost model's.
 var sentAs = map[string]price.Kind{"all_gather": price.AllGather, "all_reduce": price.AllReduce,
-	"reduce_scatter": price.ReduceScatter}
+	"reduce_scatter": price.ReduceScatter, "all_to_all": price.AllToAll}
 
 // timed is the seconds of one GEMM.
 func (b *pricer) timed(w ir.Work) float64 {
@@ -210,7 +209,7 @@ func layersOf(l *cost.Part, c *sharding) int64 {
 			n++
 		}
 	}
-	if c.overlap && c.tensor > 1 {
+	if c.overlap {
 		n /= 2
 	}
 	return max(n, 1)
@@ -272,8 +271,13 @@ func (b *pricer) settle(into *phase) {
 		}
 		into.context += max((1-hide)*t, t-into.attention)
 	}
+	hide := b.p.Profile().HideExpert
+	if b.c.overlap { // behind what the other half computes
+		hide = max(hide, overlapHides)
+	}
+	into.expert += max((1-hide)*b.exchanged, b.exchanged-into.gemm-into.attention)
 	if b.pass != cost.Input {
 		b.quantized = b.quantized[:0]
 	}
-	b.gemms, b.agree, b.gathers, b.sums = b.gemms[:0], b.agree[:0], 0, 0
+	b.gemms, b.agree, b.gathers, b.sums, b.exchanged = b.gemms[:0], b.agree[:0], 0, 0, 0
 }

@@ -21,6 +21,7 @@ type sharding struct {
 	fsdp, fsdpAt                  int64   // for parameters and gradients sent in every microbatch
 	sequence, overlap             bool
 	kind                          string // of context parallelism (plan cp.kind); "" without
+	exchange                      string // of expert parallelism (plan ep_kind); "" without
 	inner                         int64  // devices that exchange heads within a ring (cp.inner)
 	balance                       bool
 	plain                         bool // attention
@@ -89,6 +90,15 @@ func (e *Estimator) read(p *plan.Plan) (l layout, err error) {
 	}
 	l.rows, l.seq = sequences/ranks, p.Seq
 	l.sequence, l.overlap = p.TP.Sequence, p.TP.Overlap
+	if e.profile.Name == price.Own {
+		if l.overlap = p.Halved(); l.overlap && l.rows%2 != 0 {
+			return l, diag.New(diag.PlanMisfit, "%d sequences of a microbatch on a device have no halves",
+				l.rows).Try("leave tp.overlap and ep_overlap out")
+		}
+		if l.expert > 1 {
+			l.exchange = p.EPKind
+		}
+	}
 	if l.context > 1 {
 		l.kind, l.inner, l.balance = p.CP.Kind, p.CP.Inner, p.CP.Balance
 	}

@@ -32,6 +32,10 @@ func (s *sharder) routed(op *ir.Op, in []*ir.Value) []*ir.Value {
 	case "dispatch":
 		in = s.whole(in)
 		a = a.With("capacity", s.room(a, in[1].Type))
+		if s.plan.GathersTokens() { // a device dispatches to its own experts
+			own := a.Int("experts") / s.plan.Size(plan.ExpertAxis)
+			a = a.With("axis", plan.ExpertAxis).With("experts", own)
+		}
 	case "expert_overflow":
 		in = s.whole(in)
 		a = a.With("capacity", s.room(a, in[0].Type))

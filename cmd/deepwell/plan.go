@@ -183,6 +183,12 @@ func writeTable(w io.Writer, choices []autoplan.Choice) error {
 			if a.name == plan.ContextAxis && c.Plan.Size(a.name) > 1 {
 				size += " " + c.Plan.CP.Kind
 			}
+			if a.name == plan.ExpertAxis && c.Plan.GathersTokens() {
+				size += " gather"
+			}
+			if a.name == plan.ExpertAxis && c.Plan.EPOverlap {
+				size += " overlap"
+			}
 			row = append(row, size)
 			if a.name == plan.FSDPAxis {
 				row = append(row, c.Plan.FSDP.ZeRO())

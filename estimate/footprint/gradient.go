@@ -290,15 +290,19 @@ func (g *gradient) forwardSet(weights int64) int64 {
 	return max(n+weights/2, scores) // attention uses its weights in place
 }
 
-// expertSet is what a layer's experts add to the working set in backward: activations of their
-// MLPs with gradients, and rows. Beside all-to-alls, XLA starts gathers of weights earlier. The
-// factors are a fit to compiled programs for GB200: mixtral-8x7b on 64 with ep 8 and 1,
-// qwen3-235b-a22b on 128 with ep 16, deepseek-v3 on 256 with ep 16.
+// ExpertSet is the bytes of a layer's experts in backward: one activation of their MLPs, of mlp
+// bytes, with others and gradients, and rows. The factors are a fit to compiled programs for GB200:
+// mixtral-8x7b on 64 with ep 8 and 1, qwen3-235b-a22b on 128 with ep 16, deepseek-v3 on 256 with
+// ep 16.
+func ExpertSet(mlp, rows int64) int64 { return 5*mlp + 3*rows }
+
+// expertSet is what a layer's experts add to the working set in backward. Beside all-to-alls, XLA
+// starts gathers of weights earlier.
 func (g *gradient) expertSet(weights int64) int64 {
 	if g.s.expert == 0 || g.part.from+g.part.rounds <= g.p.dense {
 		return 0
 	}
-	n := 5*g.s.expert + 3*g.s.rows
+	n := ExpertSet(g.s.expert, g.s.rows)
 	if g.s.EP > 1 && g.w.gather == "layer" && g.sharded() {
 		n += 2 * weights
 	}
@@ -359,7 +363,7 @@ func (g *gradient) backwardSet(weights int64) int64 {
 			n, scores = n+g.s.parts, scores+g.s.parts
 		}
 	}
-	if g.plan.TP.Overlap {
+	if g.plan.Halved() {
 		n, scores = n*3/5, scores*3/5
 	}
 	switch {

@@ -103,6 +103,7 @@ func (p *Predictor) sizes(pl *plan.Plan) (*sizes, error) {
 		halves = 2 // a layer's values are of one half batch
 	}
 	s.flow, s.whole, s.mlp = halves*s.flow, halves*s.whole, halves*s.mlp
+	s.rows, s.expert = halves*s.rows, halves*s.expert
 	if a := layer.Attention; a != nil {
 		s.attention, s.scores = a.Op, halves*a.Batch*a.M*a.N
 		if pl.CP.Ring() {
