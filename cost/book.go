@@ -25,8 +25,8 @@ type Sharding struct {
 	EPKind            string  // how rows go to experts (plan ep_kind); "" with one device
 	Slots             float64 // rows that an expert has room for, in parts of its mean load
 	Sequence, Overlap bool    // Overlap: layers work on two half batches (plan tp.overlap, ep_overlap)
-	Kind              string // of context parallelism (plan cp.kind); "" with one device
-	Inner             int64  // devices that exchange heads within a ring (plan cp.inner)
+	Kind              string  // of context parallelism (plan cp.kind); "" with one device
+	Inner             int64   // devices that exchange heads within a ring (plan cp.inner)
 	Balance           bool
 	Plain             bool // attention
 	Params            dtype.DType
