@@ -186,6 +186,9 @@ func (r *dryRunner) estimate(links float64) (estimate.Estimate, error) {
 		o.Precision = r.search.Precisions[0]
 		o.Policy = r.search.Policies[o.Precision]
 	}
+	if s := r.plan.Slots; len(s) > 0 && r.search.Profile.Name != price.Own {
+		o.Imbalance = s[0] // our own programs compute all slots, whatever is in them
+	}
 	priced, err := r.estimator.With(o).Price(r.plan)
 	r.search.Correction.Apply(&priced)
 	return priced, err

@@ -23,7 +23,8 @@ var groups = [][]string{
 	{"recompute"},
 	{"schedule", "virtual"},
 	{"dp", "fsdp", "zero", "gather"},
-	{"tp", "cp", "ep", "ep_kind", "ep_overlap", "pp", "dp", "fsdp", "zero", "gather", "schedule", "virtual"},
+	{"tp", "cp", "ep", "ep_kind", "ep_overlap", "pp", "dp", "fsdp", "zero", "gather", "schedule",
+		"virtual"},
 	{"tp", "cp", "ep", "ep_kind", "ep_overlap", "pp", "dp", "fsdp", "zero", "gather", "schedule",
 		"virtual", "microbatch", "recompute"},
 }
@@ -82,6 +83,10 @@ func fixedOf(p *plan.Plan) Fixed {
 	}
 	if p.EP > 1 {
 		f["ep_kind"], f["ep_overlap"] = cmp.Or(p.EPKind, "a2a"), strconv.FormatBool(p.EPOverlap)
+	}
+	if len(p.Slots) > 0 {
+		words := lists.Map(p.Slots, func(x float64) string { return fmt.Sprint(x) })
+		f["slots"] = strings.Join(words, "+")
 	}
 	if p.PP.Size > 1 {
 		f["schedule"] = p.PP.Schedule

@@ -83,10 +83,10 @@ type Job struct {
 	pool pool // shared by consecutive searches of the job; nil without any
 }
 
-// A Fixed is what a plan must have, by key: the sizes tp, cp, ep, pp, dp and fsdp, cp.kind, ep_kind,
-// ep_overlap, zero, gather, virtual, schedule, microbatch (sequences per microbatch on a device), slots, recompute
-// and offload. The last three are lists with a plus between; recompute and offload may be none,
-// and recompute full.
+// A Fixed is what a plan must have, by key: the sizes tp, cp, ep, pp, dp and fsdp, cp.kind,
+// ep_kind, ep_overlap, zero, gather, virtual, schedule, microbatch (sequences per microbatch on a
+// device), slots, recompute and offload. The last three are lists with a plus between; recompute
+// and offload may be none, and recompute full.
 type Fixed map[string]string
 
 // A key is a name that --fix accepts, and the kind of its values: size, word, list or numbers.
