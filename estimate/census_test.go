@@ -2,11 +2,15 @@ package estimate
 
 import (
 	"fmt"
+	"maps"
 	"math"
+	"strings"
 	"testing"
 
+	"github.com/deepwell/deepwell/cost"
 	"github.com/deepwell/deepwell/dtype"
 	"github.com/deepwell/deepwell/hlo"
+	"github.com/deepwell/deepwell/ir"
 	"github.com/deepwell/deepwell/model"
 	"github.com/deepwell/deepwell/plan"
 	"github.com/deepwell/deepwell/price"
@@ -64,7 +68,8 @@ const rounded = 5e-5
 // censusOf counts what the gradient of a plan sends along tp.
 func censusOf(t *testing.T, c *model.Config, p *plan.Plan) (list []spmd.Traffic) {
 	t.Helper()
-	g, err := c.Graph(model.Shape{Batch: p.MicrobatchSequences(), Seq: p.Seq, Elem: p.Types.Params})
+	g, err := c.Graph(model.Shape{Batch: p.MicrobatchSequences(), Seq: p.Seq, Elem: p.Types.Params,
+		Experts: model.ExpertShape{Slots: p.ExpertSlots()[0]}})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -115,6 +120,43 @@ func TestGathersAlongTwoAxesAreTheGraphs(t *testing.T) {
 			if got := float64(row.Bytes) / want[axis]; row.Kind == hlo.AllGather &&
 				math.Abs(got-1) > 1e-3 { // routers gather f32
 				t.Errorf("order %v: %s gathers %d bytes, priced as %.0f", order, axis, row.Bytes, want[axis])
+			}
+		}
+	}
+}
+
+// What is on its way to experts and back is priced as the graph has it, for every ep_kind and in
+// half batches.
+func TestExchangesAreTheGraphs(t *testing.T) {
+	for _, kind := range []string{"a2a", "gather"} {
+		for _, halves := range []bool{false, true} {
+			p := plan.Default()
+			p.Seq, p.Batch, p.Microbatches, p.EP, p.FSDP.Zero = 1024, 16, 1, 4, 1
+			p.EPKind, p.EPOverlap, p.Cluster = kind, halves, "4xb200"
+			p.Recompute = []ir.Tag{ir.Experts}
+			p.Types = plan.Types{Params: dtype.BF16, Grads: dtype.F32, Collectives: dtype.BF16}
+			e := estimator(t, "mixtral-8x7b", p.Cluster, price.Own)
+			facts := e.config.Facts()
+			bill, err := e.book.Bill(cost.ShardingOf(&facts, p, false))
+			if err != nil {
+				t.Fatal(err)
+			}
+			got, want := map[string]int64{}, map[string]int64{} // bytes by kind
+			for _, items := range bill.Layers[0].Items() {
+				for _, item := range items {
+					for _, s := range item.Sends {
+						got[strings.ReplaceAll(s.Kind, "_", "-")] += bill.Layers[0].Rounds * s.Bytes * s.Count
+					}
+				}
+			}
+			for _, row := range censusOf(t, e.config, p) {
+				if row.Kind != hlo.AllReduce { // of statistics
+					want[string(row.Kind)] += row.Bytes
+				}
+			}
+			delete(got, string(hlo.AllReduce))
+			if !maps.Equal(got, want) || len(got) == 0 {
+				t.Errorf("%s, halves %v: priced are %v bytes, the graph sends %v", kind, halves, got, want)
 			}
 		}
 	}
