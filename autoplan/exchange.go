@@ -73,6 +73,8 @@ func (j *Job) halfBatches(n meshOption) string {
 		return "no ep"
 	case n.microbatch%2 != 0:
 		return "one sequence has no halves"
+	case n.cp > 1 && j.Fixed["ep_overlap"] == "":
+		return "cp halves sequences instead" // not searched: a smaller cp has as many tokens
 	case slices.ContainsFunc(dtype.Formats(), tensor):
 		return "scales are of whole tensors"
 	}
@@ -88,10 +90,10 @@ func (j *Job) has(n meshOption, f dtype.Format) bool {
 	return prec == f
 }
 
-// An exchangeKey is what the choice of an exchange depends on. Context parallelism and more
-// sequences change the work beside it, not which way is the fastest.
+// An exchangeKey is what the choice of an exchange depends on. Tensor and context parallelism and
+// more sequences change the work beside it, not which way is the fastest.
 type exchangeKey struct {
-	tp, ep           int64
+	ep               int64
 	gather, halves   bool // whether they are among the ways
 	count, precision int
 }
@@ -103,7 +105,7 @@ func (w *worker) exchange(n meshOption, ways []exchange,
 	if n.ep == 1 || len(ways) == 0 || w.searcher.job.Profile.Name != price.Own {
 		return exchange{}
 	}
-	key := exchangeKey{tp: n.tp, ep: n.ep, count: n.count, precision: n.precision}
+	key := exchangeKey{ep: n.ep, count: n.count, precision: n.precision}
 	for _, x := range ways {
 		key.gather, key.halves = key.gather || x.kind == gatherTokens, key.halves || x.overlap
 	}
@@ -111,13 +113,16 @@ func (w *worker) exchange(n meshOption, ways []exchange,
 		return x
 	}
 	like := n
-	like.cp, like.kind, like.microbatch = 1, w.searcher.job.contexts(n.tp, 1)[0].Kind, 2
-	times := make([]float64, len(ways))
-	best := 0
+	like.tp, like.cp, like.microbatch = 1, 1, 2
+	like.kind = w.searcher.job.contexts(1, 1)[0].Kind
+	times, best := make([]float64, len(ways)), 0 // 0 has no price
 	for i, x := range ways {
+		if i == 3 && times[2] >= times[0] {
+			break // gathering tokens is slower, whole batch or halves
+		}
 		like.exchange = x
 		times[i] = w.work(like)
-		if times[i]*same < times[best] {
+		if times[i] > 0 && (times[best] == 0 || times[i]*same < times[best]) {
 			best = i
 		}
 	}
@@ -131,21 +136,21 @@ func (w *worker) exchange(n meshOption, ways []exchange,
 func (s *searcher) whyExchange(n meshOption, ways []exchange, times []float64,
 	best int) string {
 	x, j := ways[best], &s.job
-	// slower compares with the way that differs in one thing; "" if it was not priced.
-	slower := func(other exchange) string {
-		for i, y := range ways {
-			if y == other && times[best] > 0 {
-				return fmt.Sprintf("%+.1f %%", 100*(times[i]/times[best]-1))
-			}
+	// slower compares one way with another; "" if one of them has no price.
+	slower := func(one, other exchange) string {
+		a, b := slices.Index(ways, one), slices.Index(ways, other)
+		if a < 0 || b < 0 || times[a]*times[b] == 0 {
+			return ""
 		}
-		return ""
+		return fmt.Sprintf("%+.1f %%", 100*(times[b]/times[a]-1))
 	}
 	kind, other := cmp.Or(x.kind, allToAll), exchange{kind: gatherTokens, overlap: x.overlap}
 	if x.kind == gatherTokens {
 		other.kind = ""
 	}
 	reason := cmp.Or(j.Fixed.only("ep_kind"), j.gatherTokens(n, s.domains[n.count]))
-	if s := slower(other); s != "" {
+	whole := exchange{kind: other.kind} // if halves have no price
+	if s := cmp.Or(slower(x, other), slower(exchange{kind: x.kind}, whole)); s != "" {
 		reason = fmt.Sprintf("%s: %s", cmp.Or(other.kind, allToAll), s)
 	}
 	words := []string{"ep_kind " + kind + bracketed(reason)}
@@ -153,7 +158,7 @@ func (s *searcher) whyExchange(n meshOption, ways []exchange, times []float64,
 	if x.overlap {
 		halves = "ep_overlap"
 	}
-	if s := slower(exchange{kind: x.kind, overlap: !x.overlap}); s != "" {
+	if s := slower(x, exchange{kind: x.kind, overlap: !x.overlap}); s != "" {
 		reason = map[bool]string{true: "without: ", false: "with: "}[x.overlap] + s
 	}
 	words = append(words, halves+bracketed(reason))
