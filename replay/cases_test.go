@@ -32,8 +32,7 @@ type modelRow struct {
 // scaled embedding, soft caps and windows; Qwen3 with windows has a layer without and one with;
 // DeepSeek latent attention, with heads of 96 and values of 48. Of models with experts, Mixtral has
 // a softmax and a loss of its router, DeepSeek groups of sigmoids, a shared expert and a layer
-// without experts. Of 4 experts that all see every token no rounding chooses another one, so that
-// the bounds of models without experts hold.
+// without experts. Where all of 4 experts see every token, no rounding chooses another one.
 var models = []modelRow{
 	{name: "llama", config: `{"model_type": "llama", "vocab_size": 512, "hidden_size": 256,
 "intermediate_size": 640, "num_hidden_layers": %d, "num_attention_heads": 4,

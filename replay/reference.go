@@ -33,7 +33,6 @@ type Pair struct {
 	Before []Producer
 	Format dtype.Format // of GEMMs; of layers with different formats, the one of the fewest bits
 	Vocab  int64        // tokens are drawn from it
-	Routed bool         // tokens choose some of the experts
 	// Order is the place in the sequence of each token as devices have them ([spmd.Order]); nil is as
 	// they are.
 	Order []int64
@@ -80,11 +79,9 @@ func Pairs(s step.Spec) ([]Pair, error) {
 		order = spmd.Order(s.Plan)
 	}
 	var list []Pair
-	facts := s.Model.Facts()
 	for i, one := range gpu.List {
 		p := Pair{Kind: one.Kind, Cluster: cluster, GPU: one.Module, Reference: ref.List[i].Module,
-			Format: gpu.Policy.Narrowest(), Vocab: facts.Vocab, Order: order,
-			Routed: facts.MoE != nil && facts.MoE.TopK < facts.MoE.Experts}
+			Format: gpu.Policy.Narrowest(), Vocab: s.Model.Facts().Vocab, Order: order}
 		if err := p.check(); err != nil {
 			return nil, err
 		}
