@@ -16,6 +16,7 @@ import (
 	"github.com/deepwell/deepwell/internal/human"
 	"github.com/deepwell/deepwell/internal/lists"
 	"github.com/deepwell/deepwell/internal/safedir"
+	"github.com/deepwell/deepwell/internal/strictjson"
 )
 
 // The names that Hugging Face's libraries give to a model's files.
@@ -261,19 +262,19 @@ func parseIndex(text string) ([]location, error) {
 	case !utf8.ValidString(text):
 		return nil, damaged("the index is not UTF-8")
 	}
-	s := scanner{text: text}
+	s := strictjson.Scan(text)
 	var homes []location
 	seen := map[string]bool{}
-	err := s.object(func(key string) error {
+	err := s.Object(func(key string) error {
 		if seen[key] {
 			return damaged("the index holds %s twice", human.Quote(key))
 		}
 		seen[key] = true
 		if key != "weight_map" {
-			return s.skip(0)
+			return s.Skip()
 		}
-		return s.object(func(tensor string) error {
-			file, err := s.str()
+		return s.Object(func(tensor string) error {
+			file, err := s.Text()
 			if err != nil {
 				return err
 			}
@@ -284,8 +285,8 @@ func parseIndex(text string) ([]location, error) {
 			return checkFile(file)
 		})
 	})
-	if s.space(); err == nil && s.at < len(text) {
-		err = s.fail("something follows the index's object")
+	if err == nil {
+		err = s.End("the index's object")
 	}
 	if e, ok := errors.AsType[*diag.Error](err); ok {
 		return nil, e

@@ -12,6 +12,7 @@ import (
 	"github.com/deepwell/deepwell/dtype"
 	"github.com/deepwell/deepwell/internal/human"
 	"github.com/deepwell/deepwell/internal/lists"
+	"github.com/deepwell/deepwell/internal/strictjson"
 )
 
 // The codes that this package's errors carry.
@@ -73,14 +74,14 @@ func parseHeader(text string, data int64) ([]entry, map[string]string, error) {
 	if !strings.HasPrefix(text, "{") {
 		return nil, nil, damaged("the header does not begin with {")
 	}
-	p := headerParser{scanner: scanner{text: text}}
+	p := headerParser{Scanner: strictjson.Scan(text)}
 	// The guess only saves allocations; it is bounded by the text that was really read.
 	guess := min(strings.Count(text, `"data_offsets"`), len(text)/minEntry+1)
 	p.entries = make([]entry, 0, guess)
 	p.dims = make([]int64, 0, 2*guess)
-	err := p.object(p.member)
-	if err == nil && strings.TrimLeft(text[p.at:], " ") != "" {
-		err = p.fail("only spaces may follow the header's object")
+	err := p.Object(p.member)
+	if err == nil && strings.TrimLeft(p.Rest(), " ") != "" {
+		err = p.Fail("only spaces may follow the header's object")
 	}
 	if err != nil {
 		if _, ok := errors.AsType[*diag.Error](err); !ok {
@@ -101,7 +102,7 @@ func parseHeader(text string, data int64) ([]entry, map[string]string, error) {
 }
 
 type headerParser struct {
-	scanner
+	strictjson.Scanner
 	entries  []entry
 	dims     []int64 // all shapes, one after the other
 	metadata map[string]string
@@ -143,14 +144,14 @@ func (p *headerParser) readMetadata() error {
 		return damaged("%s stands twice", metadataKey)
 	}
 	p.metadata = map[string]string{}
-	err := p.object(func(key string) error {
+	err := p.Object(func(key string) error {
 		if _, twice := p.metadata[key]; twice {
 			return damaged("%s holds %s twice", metadataKey, human.Quote(key))
 		}
 		if len(p.metadata) == maxKeys {
 			return damaged("%s holds more than %d keys", metadataKey, maxKeys)
 		}
-		value, err := p.str()
+		value, err := p.Text()
 		p.metadata[key] = value
 		return err
 	})
@@ -164,14 +165,14 @@ func (p *headerParser) readMetadata() error {
 func (p *headerParser) tensor() (entry, error) {
 	var e entry
 	seen := make([]string, 0, 4)
-	err := p.object(func(key string) error {
+	err := p.Object(func(key string) error {
 		if slices.Contains(seen, key) {
 			return damaged("%s stands twice", key)
 		}
 		seen = append(seen, key)
 		switch key {
 		case "dtype":
-			name, err := p.str()
+			name, err := p.Text()
 			if err == nil {
 				e.shape.Type, err = typeNamed(name)
 			}
@@ -204,11 +205,11 @@ func (p *headerParser) tensor() (entry, error) {
 
 func (p *headerParser) shape(e *entry) error {
 	first := len(p.dims)
-	err := p.array(func() error {
+	err := p.Array(func() error {
 		if len(p.dims)-first > maxRank { // span says what is wrong with it
 			return damaged("a shape of more than %d dimensions", maxRank)
 		}
-		n, err := p.integer()
+		n, err := p.Integer()
 		p.dims = append(p.dims, n)
 		return err
 	})
@@ -219,11 +220,11 @@ func (p *headerParser) shape(e *entry) error {
 func (p *headerParser) offsets(e *entry) error {
 	var pair [2]int64
 	n := 0
-	err := p.array(func() (err error) {
+	err := p.Array(func() (err error) {
 		if n == len(pair) {
 			return damaged("data_offsets holds more than two numbers")
 		}
-		pair[n], err = p.integer()
+		pair[n], err = p.Integer()
 		n++
 		return err
 	})

@@ -121,15 +121,15 @@ var operations = map[string]operation{
 	"Max":               fold(func(a, b int64) (int64, bool) { return max(a, b), true }),
 	"And":               fold(func(a, b int64) (int64, bool) { return flag(a != 0 && b != 0), true }),
 	"Or":                fold(func(a, b int64) (int64, bool) { return flag(a != 0 || b != 0), true }),
-	"FloorDiv":          binary(floorDiv),
-	"CleanDiv":          binary(floorDiv),
-	"CeilDiv":           binary(ceilDiv),
-	"Mod":               binary(mod),
-	"PythonMod":         binary(mod),
-	"Pow":               binary(pow),
-	"PowByNatural":      binary(pow),
-	"LShift":            binary(shiftLeft),
-	"RShift":            binary(shiftRight),
+	"FloorDiv":          pair(floorDiv),
+	"CleanDiv":          pair(floorDiv),
+	"CeilDiv":           pair(ceilDiv),
+	"Mod":               pair(mod),
+	"PythonMod":         pair(mod),
+	"Pow":               pair(pow),
+	"PowByNatural":      pair(pow),
+	"LShift":            pair(shiftLeft),
+	"RShift":            pair(shiftRight),
 	"Equality":          compare(func(c int) bool { return c == 0 }),
 	"Unequality":        compare(func(c int) bool { return c != 0 }),
 	"StrictLessThan":    compare(func(c int) bool { return c < 0 }),
@@ -167,12 +167,12 @@ func fold(f func(a, b int64) (int64, bool)) operation {
 	}}
 }
 
-func binary(f func(a, b int64) (int64, bool)) operation {
+func pair(f func(a, b int64) (int64, bool)) operation {
 	return operation{2, 2, func(args []int64) (int64, bool) { return f(args[0], args[1]) }}
 }
 
 func compare(holds func(c int) bool) operation {
-	return binary(func(a, b int64) (int64, bool) { return flag(holds(cmp.Compare(a, b))), true })
+	return pair(func(a, b int64) (int64, bool) { return flag(holds(cmp.Compare(a, b))), true })
 }
 
 func flag(b bool) int64 {

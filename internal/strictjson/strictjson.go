@@ -1,5 +1,7 @@
-// Package strictjson turns JSON that people write into values, with errors that name the line and
-// the key: a key that there is not or that stands twice, and a value of another kind, are refused.
+// Package strictjson turns JSON into values, and believes it in nothing. A [Reader] is for
+// documents that people write: its errors name the line and the key; a key that there is not or
+// that stands twice, and a value of another kind, are refused. A [Scanner] is for large ones of
+// programs.
 package strictjson
 
 import (

@@ -1,0 +1,285 @@
+"""Makes the fixtures of package pt2: small random models as torch.export.save writes them, and what
+eager PyTorch computes with them. Run it with torch 2.15.0 and transformers 5.22.2:
+
+    python make.py [NAME ...]    # writes NAME.pt2.gz and NAME.safetensors.gz beside this file
+    python make.py --check       # exports and computes again, and compares with what is there
+
+Programs are raw, not strict, in train mode, in f32, with dynamic batch and sequence; models of
+transformers have the attention and experts of python/deepwell/_export.py. Weights are numbers of
+bf16, which compress. Archives are packed by torch's own writer after machine paths and source lines
+have been taken out of stack traces; nothing else is changed, but for the fixtures whose name ends
+in _old: torch 2.9.1 wrote them (make.py --old DIR, run with it), and --check leaves them alone.
+
+NAME.safetensors holds the inputs by their names, labels included, the eager f32 loss and logits (of
+transformers' own eager attention and experts), grad.PARAMETER, and for dropout mask.MODULE.CALL:
+which elements were kept. Two archives are for the reader alone: storages, whose safetensors holds
+every tensor by its name, and meta, which has no numbers. Labels of transformers' models stand where the ids stand, and are moved
+inside; labels of models.py stand where the logits stand.
+"""
+
+import gzip
+import io
+import json
+import os
+import re
+import sys
+import tempfile
+import zipfile
+import zlib
+
+import torch
+from torch.export import Dim
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+sys.path[:0] = [HERE, os.path.join(HERE, "..", "..", "..", "python")]
+
+import models  # noqa: E402
+
+torch.set_num_threads(1)
+BATCH, SEQ = 2, 6
+
+small = dict(vocab_size=40, hidden_size=32, intermediate_size=40, num_hidden_layers=2, num_attention_heads=4,
+             num_key_value_heads=2, max_position_embeddings=64, bos_token_id=1, eos_token_id=2, pad_token_id=None,
+             initializer_range=0.2, use_cache=False)
+moe = small | dict(num_experts_per_tok=2, intermediate_size=12, moe_intermediate_size=12)
+quiet = dict(hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+
+FAMILIES = {
+    "llama": ("llama", small),
+    "qwen3": ("qwen3", small | dict(head_dim=8, tie_word_embeddings=True)),
+    "mistral": ("mistral", small | dict(sliding_window=4)),
+    "gemma2": ("gemma2", small | dict(head_dim=8, sliding_window=4, query_pre_attn_scalar=12,
+                                      attn_logit_softcapping=5.0, final_logit_softcapping=3.0)),
+    "phi3": ("phi3", small | dict(sliding_window=None, rope_parameters=dict(
+        rope_type="default", rope_theta=1e4, partial_rotary_factor=0.5))),
+    "gpt2": ("gpt2", dict(vocab_size=40, n_embd=32, n_layer=2, n_head=4, n_positions=32, attn_pdrop=0.0,
+                          resid_pdrop=0.0, embd_pdrop=0.0, initializer_range=0.2, use_cache=False, bos_token_id=1,
+                          eos_token_id=2)),
+    "gptneox": ("gpt_neox", {k: v for k, v in small.items() if k != "num_key_value_heads"} | dict(
+        intermediate_size=64, attention_dropout=0.0, hidden_dropout=0.0)),
+    "olmo2": ("olmo2", small),
+    "mixtral": ("mixtral", moe | dict(num_local_experts=4)),
+    "qwen3_moe": ("qwen3_moe", moe | dict(num_experts=4, head_dim=8, norm_topk_prob=True)),
+    "deepseek_v3": ("deepseek_v3", moe | dict(
+        num_hidden_layers=3, num_key_value_heads=4, n_routed_experts=4, n_group=2, topk_group=1, n_shared_experts=1,
+        intermediate_size=24, first_k_dense_replace=1, q_lora_rank=12, kv_lora_rank=8, qk_rope_head_dim=4,
+        qk_nope_head_dim=6, v_head_dim=5)),
+    "gpt_oss": ("gpt_oss", moe | dict(num_local_experts=4, head_dim=8, sliding_window=4, swiglu_limit=0.75)),
+    "bert": ("bert", {k: v for k, v in small.items() if k != "num_key_value_heads"} | quiet | dict(
+        intermediate_size=64, pad_token_id=0)),
+    "vit": ("vit", dict(hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=64, image_size=12,
+                        patch_size=4, num_channels=3, num_labels=5, initializer_range=0.2,
+                        problem_type="single_label_classification") | quiet),
+}
+
+
+def from_transformers(name, impl):
+    import transformers
+    from deepwell import _export
+
+    transformers.utils.logging.disable_progress_bar()
+    _export.register()
+    kind, keys = FAMILIES[name]
+    auto = {"bert": transformers.AutoModelForMaskedLM, "vit": transformers.AutoModelForImageClassification}.get(
+        name, transformers.AutoModelForCausalLM)
+    config = transformers.AutoConfig.for_model(kind, **keys)
+    config._experts_implementation = impl
+    return auto.from_config(config, attn_implementation=impl)
+
+
+def build(name, impl="deepwell"):
+    torch.manual_seed(zlib.crc32(name.removesuffix("_old").encode()))
+    stem = name.removesuffix("_old")
+    if stem == "storages":
+        return models.Storages().train()
+    if stem == "meta":
+        with torch.device("meta"):
+            return models.MODELS["tied"]().train()
+    model = models.MODELS[stem]() if stem in models.MODELS else from_transformers(stem, impl)
+    with torch.no_grad():  # norms and biases begin as ones and zeros, which would hide mistakes
+        for k, t in list(model.named_parameters()) + list(model.named_buffers()):
+            if k.endswith("correction_bias"):
+                t.copy_(torch.randn_like(t) * 0.1)
+            elif not isinstance(t, torch.nn.Parameter):
+                continue
+            elif t.dim() == 1 or k.endswith("_bias"):
+                t.add_(torch.randn_like(t) * 0.2)
+            t.copy_(t.bfloat16().float())
+    return model.train()
+
+
+def inputs(name):
+    torch.manual_seed(1 + zlib.crc32(name.removesuffix("_old").encode()))
+    batch, seq = Dim("batch", min=2, max=64), Dim("seq", min=2, max=models.CONTEXT - 1)
+    if name.startswith("storages"):
+        return dict(x=torch.randn(BATCH, 6)), dict(x={0: batch})
+    if name == "vit":
+        return (dict(pixel_values=torch.randn(BATCH, 3, 12, 12), labels=torch.randint(0, 5, (BATCH,))),
+                dict(pixel_values={0: batch}, labels={0: batch}))
+    labels = torch.randint(0, models.VOCAB, (BATCH, SEQ))
+    labels[1, 3:5] = -100
+    feed = dict(input_ids=torch.randint(1, models.VOCAB, (BATCH, SEQ)), labels=labels)
+    return feed, {k: {0: batch, 1: seq} for k in feed}
+
+
+FRAME = re.compile(r'^\s*File "([^"]*)", line (\d+), in (.*)$')
+
+
+def clean(trace):
+    """Leaves the frames of a stack trace, with paths below site-packages or base names."""
+    lines = []
+    for line in trace.split("\n"):
+        if m := FRAME.match(line):
+            path = m[1].split("site-packages/")[-1]
+            if os.path.isabs(path):
+                path = os.path.basename(path)
+            lines.append(f'  File "{path}", line {m[2]}, in {m[3]}')
+    return "\n".join(lines).strip()
+
+
+def strip(value):
+    if isinstance(value, dict):
+        return {k: clean(v) if k == "stack_trace" else strip(v) for k, v in value.items()}
+    return [strip(v) for v in value] if isinstance(value, list) else value
+
+
+def pack(program, stem):
+    """The bytes of an archive without machine paths."""
+    with tempfile.TemporaryDirectory() as d:
+        first, second = os.path.join(d, stem + ".pt2"), os.path.join(d, "out", stem + ".pt2")
+        torch.export.save(program, first)
+        os.mkdir(os.path.dirname(second))
+        writer = torch._C.PyTorchFileWriter(second)
+        with zipfile.ZipFile(first) as z:
+            for entry in z.namelist():
+                data, name = z.read(entry), entry.split("/", 1)[1]
+                if name.startswith(".data/") or name == "byteorder":
+                    continue  # the writer's own
+                if name == "models/model.json":
+                    data = json.dumps(strip(json.loads(data))).encode()
+                writer.write_record(name, data, len(data))
+        if "byteorder" not in writer.get_all_written_records():
+            writer.write_record("byteorder", sys.byteorder, len(sys.byteorder))
+        writer.write_end_of_file()
+        with open(second, "rb") as f:
+            data = f.read()
+    for secret in (HERE, os.path.expanduser("~"), "site-packages", tempfile.gettempdir()):
+        if secret.encode() in data:
+            sys.exit(f"{stem}: the archive holds {secret}")
+    return data
+
+
+def export(name):
+    feed, dims = inputs(name)
+    model = build(name)
+    extra = dict(use_cache=False) if name in FAMILIES and name not in ("bert", "vit") else {}
+    if name == "meta":
+        feed = {k: v.to("meta") for k, v in feed.items()}
+    program = torch.export.export(model, (), feed | extra, dynamic_shapes=dims | {k: None for k in extra}, strict=False)
+    return pack(program, name)
+
+
+def compute(name):
+    """What eager PyTorch computes; with the operators of _export.py it must be the same."""
+    if name == "meta":
+        return {}
+    if name == "storages":
+        model = build(name)
+        every = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(), ("constant", model.constant)]
+        return {k: v.detach().clone(memory_format=torch.contiguous_format) for k, v in every}
+    want = run(name, "eager")
+    if name in FAMILIES:
+        worst = difference(want, run(name, "deepwell"))
+        if worst > 1e-5:
+            sys.exit(f"{name}: with our operators {worst:.1e} from transformers' own")
+    return want
+
+
+def difference(want, have):
+    return max(((v.double() - have[k].double()).norm() / v.double().norm().clamp(min=1e-6)).item()
+               for k, v in want.items() if v.numel() > 0)
+
+
+def run(name, impl):
+    feed, _ = inputs(name)
+    model = build(name, impl)
+    kept, calls = {}, {}
+
+    def hook(path):
+        def keep(module, args, out):
+            n = calls[path] = calls.get(path, -1) + 1
+            kept[f"mask.{path}.{n}"] = (out != 0) | (args[0] == 0)
+        return keep
+
+    if name == "dropout":
+        for path, module in model.named_modules():
+            if isinstance(module, torch.nn.Dropout):
+                module.register_forward_hook(hook(path))
+        torch.manual_seed(3)
+    out = model(**feed)
+    loss, logits = out["loss"], out["logits"]
+    loss.backward()
+    want = feed | {"loss": loss.detach().reshape(1), "logits": logits.detach()} | kept
+    for k, p in model.named_parameters():
+        want["grad." + k] = torch.zeros_like(p) if p.grad is None else p.grad
+    return {k: v.contiguous() for k, v in want.items()}
+
+
+def path(name, ext):
+    return os.path.join(HERE, f"{name}.{ext}.gz")
+
+
+def write(name, ext, data):
+    with open(path(name, ext), "wb") as f:
+        f.write(gzip.compress(data, 9, mtime=0))
+
+
+def read(name, ext):
+    with gzip.open(path(name, ext)) as f:
+        return f.read()
+
+
+def members(data):
+    with zipfile.ZipFile(io.BytesIO(data)) as z:
+        return {n.split("/", 1)[1]: z.read(n) for n in z.namelist()}
+
+
+def compare(name):
+    """Checks an archive member by member, but for the sample inputs, which are a pickle."""
+    from safetensors.torch import load
+
+    have, made = members(read(name, "pt2")), members(export(name))
+    for k in sorted(have.keys() | made.keys()):
+        if have.get(k) != made.get(k) and not k.endswith(("model.pt", "serialization_id")):
+            sys.exit(f"{name}: {k} is not what is made now")
+    want, now = load(read(name, "safetensors")), compute(name)
+    if want.keys() != now.keys():
+        sys.exit(f"{name}: other tensors than are made now: {want.keys() ^ now.keys()}")
+    worst = difference(want, now) if want else 0.0
+    if not worst < 1e-4:
+        sys.exit(f"{name}: {worst:.1e} from what is computed now")
+    return worst
+
+
+def main():
+    every = [*FAMILIES, *models.MODELS, "storages", "meta"]
+    if "--old" in sys.argv:
+        folder = sys.argv[sys.argv.index("--old") + 1]
+        for name in ("tied_old", "einsum_old"):
+            with open(os.path.join(folder, name + ".pt2.gz"), "wb") as f:
+                f.write(gzip.compress(export(name), 9, mtime=0))
+        return
+    if "--check" in sys.argv:
+        print("largest relative difference", max(compare(name) for name in every))
+        return
+    from safetensors.torch import save
+
+    for name in [a for a in sys.argv[1:] if not a.startswith("-")] or every:
+        data, want = export(name), compute(name)
+        write(name, "pt2", data)
+        write(name, "safetensors", save(want))
+        print(name, len(data), os.path.getsize(path(name, "pt2")), os.path.getsize(path(name, "safetensors")))
+
+
+if __name__ == "__main__":
+    main()

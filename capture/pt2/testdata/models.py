@@ -1,0 +1,129 @@
+"""Hand-written models for make.py. Each returns logits and the mean cross-entropy."""
+
+import math
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+VOCAB, EMBED, HEADS, LAYERS, CONTEXT = 40, 32, 4, 2, 32
+
+
+class Attention(nn.Module):
+    def __init__(self, kind="sdpa", dropout=0.0):
+        super().__init__()
+        self.kind = kind
+        self.qkv = nn.Linear(EMBED, 3 * EMBED, bias=False)
+        self.out = nn.Linear(EMBED, EMBED, bias=False)
+        self.drop = nn.Dropout(dropout)
+        self.register_buffer("mask", torch.ones(CONTEXT, CONTEXT).tril().bool(), persistent=False)
+        if kind == "alibi":
+            slopes = torch.tensor([2.0 ** (-8 * (h + 1) / HEADS) for h in range(HEADS)])
+            distance = torch.arange(CONTEXT)[None, :] - torch.arange(CONTEXT)[:, None]
+            self.register_buffer("bias", slopes[:, None, None] * distance)
+
+    def forward(self, x):
+        b, t, _ = x.shape
+        if self.kind == "einsum":
+            q, k, v = (y.view(b, t, HEADS, -1) for y in self.qkv(x).split(EMBED, -1))
+            scores = torch.einsum("bqhd,bkhd->bhqk", q, k) / math.sqrt(EMBED // HEADS)
+            scores = scores.masked_fill(~self.mask[:t, :t], float("-inf"))
+            y = torch.einsum("bhqk,bkhd->bqhd", scores.softmax(-1), v)
+            return self.out(y.reshape(b, t, EMBED))
+        q, k, v = (y.view(b, t, HEADS, -1).transpose(1, 2) for y in self.qkv(x).chunk(3, -1))
+        if self.kind == "sdpa":
+            y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        else:
+            scores = q @ k.transpose(-1, -2) * (EMBED // HEADS) ** -0.5
+            if self.kind == "alibi":
+                scores = scores + self.bias[:, :t, :t]
+            scores = scores.masked_fill(~self.mask[:t, :t], float("-inf"))
+            y = self.drop(scores.softmax(-1)) @ v
+        return self.out(y.transpose(1, 2).reshape(b, t, EMBED))
+
+
+class Wave(nn.Module):
+    def forward(self, x):
+        return torch.where(x > 0, x * x / (1 + x), 0.1 * torch.sin(x))
+
+
+class Block(nn.Module):
+    def __init__(self, kind="sdpa", order="pre", act=None, dropout=0.0):
+        super().__init__()
+        self.order = order
+        self.ln_1, self.ln_2 = nn.LayerNorm(EMBED), nn.LayerNorm(EMBED)
+        self.attn = Attention(kind, dropout)
+        self.mlp = nn.Sequential(nn.Linear(EMBED, 2 * EMBED), act or nn.GELU(), nn.Linear(2 * EMBED, EMBED))
+        self.drop = nn.Dropout(dropout)
+
+    def forward(self, x):
+        if self.order == "parallel":
+            return x + self.attn(self.ln_1(x)) + self.mlp(self.ln_2(x))
+        if self.order == "post":
+            x = self.ln_1(x + self.attn(x))
+            return self.ln_2(x + self.mlp(x))
+        x = x + self.drop(self.attn(self.ln_1(x)))
+        return x + self.drop(self.mlp(self.ln_2(x)))
+
+
+class GPT(nn.Module):
+    def __init__(self, tied=False, positions=True, dropout=0.0, **block):
+        super().__init__()
+        self.wte = nn.Embedding(VOCAB, EMBED)
+        self.wpe = nn.Embedding(CONTEXT, EMBED) if positions else None
+        self.drop = nn.Dropout(dropout)
+        self.h = nn.ModuleList(Block(dropout=dropout, **block) for _ in range(LAYERS))
+        self.ln_f = nn.LayerNorm(EMBED)
+        self.lm_head = nn.Linear(EMBED, VOCAB, bias=False)
+        if tied:
+            self.lm_head.weight = self.wte.weight
+
+    def forward(self, input_ids, labels):
+        x = self.wte(input_ids)
+        if self.wpe is not None:
+            x = x + self.wpe(torch.arange(input_ids.shape[1], device=input_ids.device))
+        x = self.drop(x)
+        for block in self.h:
+            x = block(x)
+        logits = self.lm_head(self.ln_f(x))
+        return {"loss": F.cross_entropy(logits.flatten(0, 1), labels.flatten()), "logits": logits}
+
+
+class Storages(nn.Module):
+    """Views, shared and expanded storages, and every element type that a file can hold."""
+
+    def __init__(self):
+        super().__init__()
+        whole = torch.arange(60, dtype=torch.float32) / 8
+        self.turned = nn.Parameter(whole[:24].view(4, 6).t())
+        self.first = nn.Parameter(whole[12:24].view(3, 4))
+        self.second = nn.Parameter(whole[36:60:2].view(3, 4))
+        self.again = self.second
+        self.register_buffer("wide", torch.tensor([1.0, -2.0])[:, None].expand(2, 5))
+        self.register_buffer("empty", torch.zeros(0, 3))
+        self.register_buffer("scalar", torch.tensor(2.5, dtype=torch.float64))
+        for t in (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.float16, torch.bool, torch.bfloat16,
+                  torch.uint16, torch.uint32, torch.float8_e4m3fn, torch.float8_e5m2):
+            self.register_buffer(str(t).replace("torch.", "t_"), torch.tensor([0, 1, 3, 96]).to(t))
+        self.constant = torch.tensor([float("inf"), 1.0, 2.0])
+
+    def forward(self, x):
+        with torch.no_grad():
+            angle = torch.arange(x.shape[0]).float().cos()
+        y = x @ self.turned @ self.second.t() + self.again[0, 0] + self.first.sum() + self.wide.sum() + self.scalar.float()
+        y = y.masked_fill(angle[:, None] > 1, float("-inf")) + self.constant.clamp(max=3.0)
+        low, high = y.topk(2).values.chunk(2, -1)
+        return {"pair": (low, high[:, 0]), "size": 2 * x.shape[0]}
+
+
+MODELS = {
+    "nanogpt": lambda: GPT(),
+    "tied": lambda: GPT(tied=True),
+    "alibi": lambda: GPT(kind="alibi", positions=False),
+    "einsum": lambda: GPT(kind="einsum"),
+    "parallel": lambda: GPT(order="parallel"),
+    "postnorm": lambda: GPT(order="post"),
+    "activation": lambda: GPT(act=Wave()),
+    "dropout0": lambda: GPT(kind="matmul", dropout=0.0),
+    "dropout": lambda: GPT(kind="matmul", dropout=0.25),
+}
