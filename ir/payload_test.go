@@ -184,3 +184,52 @@ func TestPayloadsAreChecked(t *testing.T) {
 		}
 	}
 }
+
+// Where a pipeline splits the backward pass, wgrad inputs that are rows of gradients are codes and
+// scales, and the halves give what the whole gives.
+func TestSplitRowsAreCodes(t *testing.T) {
+	g := routedRows(t, "mxfp8")
+	g.Find("x").Role = ir.Data
+	gr, err := ir.Grad(g, ir.GradPlan{Wrt: []string{"x", "w"}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	early, late, err := gr.Split()
+	if err != nil {
+		t.Fatal(err)
+	}
+	known := rowInputs()
+	known["d."+g.Results[0].Name] = []float64{1}
+	run := func(g *ir.Graph) {
+		if _, _, err := ir.LowerQuantized(g, nil, nil, ir.ReportNothing); err != nil {
+			t.Fatal(err)
+		}
+		for i, list := range evaluate(t, g, known) {
+			known[g.Results[i].Name] = list
+		}
+	}
+	run(gr.Forward)
+	run(gr.Backward)
+	want := [][]float64{known[gr.Backward.Results[0].Name], known[gr.Backward.Results[1].Name]}
+	run(early)
+	codes := 0
+	for _, v := range late.Inputs {
+		switch v.Type.Elem {
+		case dtype.F8E4M3FN:
+			codes++
+		case dtype.F32:
+			if from := early.Find(v.Name); from != nil && from.Def() != nil {
+				t.Errorf("%s is a wgrad input in f32", v)
+			}
+		}
+	}
+	if codes != 1 {
+		t.Errorf("%d wgrad inputs are codes:\n%s", codes, late)
+	}
+	run(late)
+	for i, list := range [][]float64{known[early.Results[0].Name], known[late.Results[0].Name]} {
+		if !slices.Equal(list, want[i]) {
+			t.Errorf("gradient %d differs from the whole pass", i)
+		}
+	}
+}
