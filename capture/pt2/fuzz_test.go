@@ -99,3 +99,17 @@ func FuzzExpr(f *testing.F) {
 		_ = e.String()
 	})
 }
+
+// Any tree gives names that can be printed, or nil.
+func FuzzTree(f *testing.F) {
+	f.Add(`[1, {"type": "builtins.dict", "context": "[\"loss\", \"logits\"]", "children_spec": [{"type": null, "context": null,
+"children_spec": []}, {"type": "builtins.tuple", "context": "null", "children_spec": [{"type": null}]}]}]`)
+	f.Add(`[1, {"type": null}]`)
+	f.Fuzz(func(t *testing.T, text string) {
+		for _, name := range leaves(strings.ToValidUTF8(text, "")) {
+			if len(name) > maxPath+1 || strings.ContainsAny(name, "\x00\x1b\n") {
+				t.Errorf("%q", name)
+			}
+		}
+	})
+}
