@@ -222,3 +222,82 @@ func TestOpen(t *testing.T) {
 		}
 	}
 }
+
+// A storage of 5 GiB, as torch writes it, in a file that is mostly a hole: sizes and offsets of 64
+// bits, of which no part is read that is not asked for.
+func TestLarge(t *testing.T) {
+	const storage = 5 << 30
+	config := swap(goodWeights, `"storage_offset": {"as_int": 0}`, fmt.Sprintf(`"storage_offset": {"as_int": %d}`, storage/4-6))
+	all := goodMembers(goodProgram, config)
+	weight, rest := all[0], all[1:]
+	head := make([]byte, localSize)
+	copy(head, localSign)
+	little.PutUint16(head[6:], flagDeferred)
+	little.PutUint16(head[26:], uint16(len(weight.name)))
+	head = append(head, weight.name...)
+	shift := int64(len(head)) + storage
+	packed := zipped(false, rest...)
+	begin := int64(little.Uint32(packed[len(packed)-6:]))
+	old := packed[begin : len(packed)-endSize]
+
+	directory := make([]byte, centralSize)
+	copy(directory, centralSign)
+	little.PutUint16(directory[8:], flagDeferred)
+	little.PutUint64(directory[20:], 1<<64-1) // both sizes
+	little.PutUint16(directory[28:], uint16(len(weight.name)))
+	little.PutUint16(directory[30:], 20)
+	directory = append(append(directory, weight.name...), 1, 0, 16, 0)
+	directory = little.AppendUint64(little.AppendUint64(directory, storage), storage)
+	for len(old) > 0 {
+		n := centralSize + int(little.Uint16(old[28:]))
+		at := int64(little.Uint32(old[42:]))
+		little.PutUint32(old[42:], 1<<32-1)
+		little.PutUint16(old[30:], 12)
+		directory = append(append(directory, old[:n]...), 1, 0, 8, 0)
+		directory = little.AppendUint64(directory, uint64(at+shift))
+		old = old[n:]
+	}
+	end := make([]byte, end64Size+locatorSize+endSize)
+	copy(end, end64Sign)
+	little.PutUint64(end[24:], uint64(len(all)))
+	little.PutUint64(end[32:], uint64(len(all)))
+	little.PutUint64(end[40:], uint64(len(directory)))
+	little.PutUint64(end[48:], uint64(begin+shift))
+	copy(end[end64Size:], locatorSign)
+	little.PutUint64(end[end64Size+8:], uint64(begin+shift)+uint64(len(directory)))
+	last := end[end64Size+locatorSize:]
+	copy(last, endSign)
+	little.PutUint16(last[8:], uint16(len(all)))
+	little.PutUint16(last[10:], uint16(len(all)))
+	little.PutUint32(last[12:], uint32(len(directory)))
+	little.PutUint32(last[16:], 1<<32-1)
+
+	path := filepath.Join(t.TempDir(), "large.pt2")
+	f := must[*os.File](t)(os.Create(path))
+	for _, part := range []struct {
+		at   int64
+		data []byte
+	}{{0, head}, {shift - 24, []byte(weight.data)}, {shift, packed[:begin]}, {shift + begin, append(directory, end...)}} {
+		if _, err := f.WriteAt(part.data, part.at); err != nil {
+			t.Skip(err)
+		}
+	}
+	if err := f.Close(); err != nil {
+		t.Fatal(err)
+	}
+	a := must[*Archive](t)(Open(path))
+	defer a.Close()
+	numbers := make([]float32, 6)
+	if err := must[*Tensor](t)(a.Tensor("l.weight")).Read(numbers); err != nil || !slices.Equal(numbers, []float32{1, 1, 1, 1, 1, 1}) {
+		t.Errorf("%v, %v", numbers, err)
+	}
+}
+
+func BenchmarkParse(b *testing.B) {
+	data := unpack(b, "deepseek_v3.pt2")
+	b.SetBytes(int64(len(data)))
+	b.ReportAllocs()
+	for b.Loop() {
+		must[*Archive](b)(Parse("deepseek_v3", data))
+	}
+}

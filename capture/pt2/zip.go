@@ -277,8 +277,8 @@ func (z *zipFile) local(e *entry, limit int64) error {
 	}
 	// Sizes stand behind the data if they are deferred, and in the extra field if they are large.
 	agree := func(at int, want int64) bool {
-		v := little.Uint32(b[at:])
-		return int64(v) == want || v == 1<<32-1 || v == 0 && e.flags&flagDeferred != 0
+		v := int64(little.Uint32(b[at:]))
+		return v == min(want, 1<<32-1) || v == 0 && e.flags&flagDeferred != 0
 	}
 	if string(b[:4]) != localSign || string(b[localSize:]) != e.name || name != int64(len(e.name)) ||
 		little.Uint16(b[6:]) != e.flags || little.Uint16(b[8:]) != 0 || !agree(14, int64(e.crc)) ||
