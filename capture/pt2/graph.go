@@ -325,9 +325,12 @@ func (g *Graph) check() error {
 		}
 		return nil
 	}
-	for i := range g.Inputs {
-		if name, ok := g.Inputs[i].(symbol); ok {
-			g.Inputs[i] = Ref(name)
+	for i, in := range g.Inputs {
+		switch in := in.(type) {
+		case symbol:
+			g.Inputs[i] = Ref(in)
+		case []Ref, [][]Ref, []Expr, map[string]Argument, *Graph:
+			return damaged("input %d is neither a value nor a constant", i)
 		}
 		if r, ok := g.Inputs[i].(Ref); ok {
 			if err := give(r, "an input"); err != nil {

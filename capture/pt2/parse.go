@@ -190,11 +190,14 @@ func (prog *Program) match() error {
 		return damaged("the signature has %d inputs and %d outputs, the graph %d and %d",
 			len(prog.Inputs), len(prog.Outputs), len(g.Inputs), len(g.Outputs))
 	}
-	for i, in := range prog.Inputs {
+	for i := range prog.Inputs {
+		in := &prog.Inputs[i]
 		ref, isRef := in.Arg.(Ref)
-		if have, ok := g.Inputs[i].(Ref); isRef && (!ok || have != ref) {
-			return damaged("input %d is %s in the signature and %v in the graph", i,
-				human.Quote(string(ref)), g.Inputs[i])
+		if have, ok := g.Inputs[i].(Ref); isRef != ok || have != ref {
+			return damaged("input %d is not the same in the signature and in the graph", i)
+		}
+		if in.Kind == UserInput {
+			in.Arg = g.Inputs[i]
 		}
 		if stored := in.Kind == Parameter || in.Kind == Buffer || in.Kind == TensorConstant; stored &&
 			(!isRef || g.Values[string(ref)].Sym != nil) {
@@ -203,14 +206,11 @@ func (prog *Program) match() error {
 	}
 	for i := range prog.Outputs {
 		out := &prog.Outputs[i]
-		if err := g.resolve(&out.Arg); err != nil {
-			return err
-		}
 		ref, isRef := out.Arg.(Ref)
-		if have, ok := g.Outputs[i].(Ref); isRef && (!ok || have != ref) {
-			return damaged("output %d is %s in the signature and %v in the graph", i,
-				human.Quote(string(ref)), g.Outputs[i])
+		if have, ok := g.Outputs[i].(Ref); isRef != ok || have != ref {
+			return damaged("output %d is not the same in the signature and in the graph", i)
 		}
+		out.Arg = g.Outputs[i]
 	}
 	return nil
 }

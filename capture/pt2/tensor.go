@@ -2,7 +2,6 @@ package pt2
 
 import (
 	"hash/crc32"
-	"slices"
 	"strings"
 
 	"github.com/deepwell/deepwell/diag"
@@ -180,61 +179,88 @@ func (t *Tensor) fit(device Word, file int64) error {
 
 // Bytes gives the elements row by row in their own type, little-endian. It is a copy.
 func (t *Tensor) Bytes() ([]byte, error) {
-	if t.Meta {
-		return nil, t.fail(diag.New(codeCaller, "%s was stored without its values", human.Quote(t.Name)).
-			Because("the module was exported from the meta device").
-			Try("load the weights into the module, and export it again"))
+	if err := t.readable(); err != nil {
+		return nil, err
 	}
 	dst := make([]byte, t.Shape().Bytes())
-	if len(dst) == 0 {
-		return dst, nil
-	}
-	width := int64(t.Type.Bits() / 8)
-	last := int64(0) // element of the view, from its first
-	axes := make([]strided.Axis, len(t.Dims))
-	for i, step := len(t.Dims)-1, int64(1); i >= 0; i-- {
-		last += (t.Dims[i] - 1) * t.Strides[i]
-		axes[i] = strided.Axis{N: t.Dims[i], Src: t.Strides[i], Dst: step}
-		step *= t.Dims[i]
-	}
-	if slices.ContainsFunc(axes, func(a strided.Axis) bool { return a.N > 1 && a.Src != a.Dst }) {
-		src := make([]byte, (last+1)*width)
-		if err := t.archive.zip.fill(src, t.entry.at+t.Offset*width); err != nil {
-			return nil, t.fail(err)
-		}
-		strided.Copy(dst, src, width, axes)
-		return dst, nil
-	}
-	if err := t.archive.zip.fill(dst, t.entry.at+t.Offset*width); err != nil {
-		return nil, t.fail(err)
-	}
-	if int64(len(dst)) == t.entry.size && crc32.ChecksumIEEE(dst) != t.entry.crc {
-		return nil, t.fail(changed(t.entry.name))
-	}
-	return dst, nil
+	return dst, t.stream(func(at int, part []byte) { copy(dst[at:], part) })
 }
 
 // Read fills dst with the elements as float32, row by row. Integers and flags are converted;
 // complex numbers are refused.
 func (t *Tensor) Read(dst []float32) error {
-	if n := t.Shape().Elements(); int64(len(dst)) != n && !t.Meta {
-		return t.fail(diag.New(codeCaller, "%s has %d elements, and %d are asked for",
-			human.Quote(t.Name), n, len(dst)))
-	}
-	if t.Type.Kind() == dtype.Complex {
-		return t.fail(diag.New(codeType, "%s is %v, which is not real", human.Quote(t.Name), t.Shape()))
-	}
-	src, err := t.Bytes()
-	if err != nil {
+	if err := t.readable(); err != nil {
 		return err
 	}
-	switch t.Type.Kind() {
-	case dtype.Float, dtype.Scale:
-		t.Type.Decode(dst, src)
-	default:
-		for i, v := range t.Type.Values(src) {
-			dst[i] = float32(v)
+	kind, width := t.Type.Kind(), t.Type.Bits()/8
+	switch n := t.Shape().Elements(); {
+	case int64(len(dst)) != n:
+		return t.fail(diag.New(codeCaller, "%s has %d elements, and %d are asked for",
+			human.Quote(t.Name), n, len(dst)))
+	case kind == dtype.Complex:
+		return t.fail(diag.New(codeType, "%s is %v, which is not real", human.Quote(t.Name), t.Shape()))
+	}
+	return t.stream(func(at int, part []byte) {
+		into := dst[at/width:][:len(part)/width]
+		if kind == dtype.Float || kind == dtype.Scale {
+			t.Type.Decode(into, part)
+			return
 		}
+		for i, v := range t.Type.Values(part) {
+			into[i] = float32(v)
+		}
+	})
+}
+
+func (t *Tensor) readable() error {
+	if !t.Meta {
+		return nil
+	}
+	return t.fail(diag.New(codeCaller, "%s was stored without its values", human.Quote(t.Name)).
+		Because("the module was exported from the meta device").
+		Try("load the weights into the module, and export it again"))
+}
+
+// chunk bounds what is read at once; elements of any type fill it.
+const chunk = 1 << 20
+
+// stream gives the elements to take, row by row and in chunks; at is where one begins. A tensor
+// whose elements are not next to each other in the file is one chunk.
+func (t *Tensor) stream(take func(at int, part []byte)) error {
+	size, width := t.Shape().Bytes(), int64(t.Type.Bits()/8)
+	begin := t.entry.at + t.Offset*width
+	if size == 0 {
+		return nil
+	}
+	last, dense := int64(0), true // last is the last element of the view, counted from its first
+	axes := make([]strided.Axis, len(t.Dims))
+	for i, step := len(t.Dims)-1, int64(1); i >= 0; i-- {
+		last += (t.Dims[i] - 1) * t.Strides[i]
+		axes[i] = strided.Axis{N: t.Dims[i], Src: t.Strides[i], Dst: step}
+		dense = dense && (t.Dims[i] == 1 || t.Strides[i] == step)
+		step *= t.Dims[i]
+	}
+	if !dense {
+		src, dst := make([]byte, (last+1)*width), make([]byte, size)
+		if err := t.archive.zip.fill(src, begin); err != nil {
+			return t.fail(err)
+		}
+		strided.Copy(dst, src, width, axes)
+		take(0, dst)
+		return nil
+	}
+	crc := uint32(0)
+	buf := make([]byte, min(size, chunk))
+	for at := int64(0); at < size; at += int64(len(buf)) {
+		buf = buf[:min(int64(len(buf)), size-at)]
+		if err := t.archive.zip.fill(buf, begin+at); err != nil {
+			return t.fail(err)
+		}
+		crc = crc32.Update(crc, crc32.IEEETable, buf)
+		take(int(at), buf)
+	}
+	if size == t.entry.size && crc != t.entry.crc {
+		return t.fail(changed(t.entry.name))
 	}
 	return nil
 }

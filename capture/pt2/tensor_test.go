@@ -111,3 +111,33 @@ func TestTied(t *testing.T) {
 		t.Errorf("tied: %s", got)
 	}
 }
+
+// A tensor of several chunks is read whole, and a changed bit in the last is seen.
+func TestChunks(t *testing.T) {
+	const n = 3*chunk/2 + 7
+	storage := make([]byte, 2*n)
+	for i := range n {
+		little.PutUint16(storage[2*i:], dtype.BF16FromF32(float32(i%200)))
+	}
+	members := goodMembers(goodProgram, goodWeights)
+	members[2].data = fmt.Sprintf(`{"config": {"a": {"path_name": "s", "tensor_meta": {"dtype": 13, "sizes": [{"as_int": %d}],
+"strides": [{"as_int": 1}], "layout": 7}}}}`, n)
+	data := zipped(true, append(members, member{name: "m/data/constants/s", data: string(storage)})...)
+	x := must[*Tensor](t)(must[*Archive](t)(Parse("chunks", data)).Tensor("a"))
+	numbers := make([]float32, n)
+	if err := x.Read(numbers); err != nil {
+		t.Fatal(err)
+	}
+	for i, v := range numbers {
+		if v != float32(i%200) {
+			t.Fatalf("element %d is %v", i, v)
+		}
+	}
+	if got := must[[]byte](t)(x.Bytes()); !bytes.Equal(got, storage) {
+		t.Error("other bytes")
+	}
+	data[x.entry.at+2*n-1] ^= 1
+	if err := x.Read(numbers); err == nil || !strings.Contains(err.Error(), "CRC") {
+		t.Error(err)
+	}
+}
