@@ -301,3 +301,52 @@ func BenchmarkParse(b *testing.B) {
 		must[*Archive](b)(Parse("deepseek_v3", data))
 	}
 }
+
+// Beside each model stands what eager PyTorch computes: every input and output by the program's
+// names, and a gradient of every parameter, of tied ones by the first name.
+func TestExpected(t *testing.T) {
+	for _, name := range fixtures(t) {
+		if name == "storages" || name == "meta" || strings.HasSuffix(name, "_old") {
+			continue
+		}
+		a := open(t, name)
+		set := must[*safetensors.Set](t)(safetensors.Parse(name, unpack(t, name+".safetensors")))
+		first := map[string]string{}
+		for _, group := range a.Tied() {
+			for _, other := range group {
+				first[other] = group[0]
+			}
+		}
+		for _, s := range slices.Concat(a.Program.Inputs, a.Program.Outputs) {
+			want := s.Name
+			switch s.Kind {
+			case Parameter:
+				if tied, ok := first[s.Name]; ok {
+					want = tied
+				}
+				want = "grad." + want
+			case UserInput, UserOutput:
+			default:
+				continue
+			}
+			shape, err := set.Shape(want)
+			if err != nil {
+				t.Errorf("%s: %v", name, err)
+				continue
+			}
+			v := a.Program.Graph.Values[string(s.Arg.(Ref))]
+			if want == "loss" {
+				v.Dims = []Expr{integer(1)} // safetensors has it as one element
+			}
+			same := v.Type == shape.Type && len(v.Dims) == len(shape.Dims)
+			for i := 0; same && i < len(v.Dims); i++ {
+				n, err := v.Dims[i].Eval(map[string]int64{"s72": 2, "s38": 6, "s97": 2})
+				same = err == nil && n == shape.Dims[i]
+			}
+			if !same {
+				t.Errorf("%s: %s is %v, the program says %s%v", name, want, shape, v.Type, v.Dims)
+			}
+		}
+		must[error](t)(nil, set.Close())
+	}
+}
