@@ -205,7 +205,12 @@ func (p *Policy) Segments() []Segment {
 	return list
 }
 
-func (p *Policy) alike(a, b int) bool { return maps.Equal(p.Layer(a), p.Layer(b)) }
+func (p *Policy) alike(a, b int) bool {
+	between := func(r Rule) bool {
+		return (r.From <= a && a < r.To) != (r.From <= b && b < r.To)
+	}
+	return !slices.ContainsFunc(p.Rules, between) || maps.Equal(p.Layer(a), p.Layer(b))
+}
 
 // Has reports whether any GEMM has format f.
 func (p *Policy) Has(f dtype.Format) bool {
