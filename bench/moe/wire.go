@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
 
 	"github.com/deepwell/deepwell/cost"
 	"github.com/deepwell/deepwell/dtype"
@@ -74,8 +75,12 @@ func (x *exchange) table() error {
 		}
 		if i == 0 {
 			// To weight results behind the combine, the gradient of a weight needs them there once more:
-			// as many bytes as rows in bf16. We do not build it.
-			x.row("rows in bf16, weighted behind combine, counted", append(sent, sent[0]), saved)
+			// as many bytes as rows in bf16, of either half batch. We do not build it.
+			more := slices.Concat(sent, sent[:1])
+			if x.plan.Halved() {
+				more = append(more, sent[0])
+			}
+			x.row("rows in bf16, weighted behind combine, counted", more, saved)
 		}
 		x.row(row.name, sent, saved)
 	}
