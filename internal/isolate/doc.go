@@ -3,8 +3,9 @@
 //
 // XLA ends its process where a library should return an error: an unknown flag, a shape whose size
 // overflows, a module that is nested too deeply. So the command compiles in a child: [Open] starts
-// the same binary again, and one child serves all modules of a command. If it crashes, the module
-// that it was compiling gets one coded error (DW2207), and the command goes on as after any other.
+// the same binary again, and a child serves module after module (`compile` opens two where two
+// modules are long). If it crashes, the module that it was compiling gets one coded error (DW2207),
+// and the command goes on as after any other.
 //
 // # Protocol
 //
