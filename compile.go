@@ -243,7 +243,10 @@ func (e *Env) compileStages(ctx context.Context, from *source, c machine.Cluster
 		return nil
 	}
 	err := parallel.Each(workers, len(list), func() func(int) error { return compile })
-	return reports, err
+	if err != nil {
+		return nil, err
+	}
+	return reports, nil
 }
 
 // longModule is the bytes of a module that XLA compiles for a quarter of a minute or more: the
