@@ -34,7 +34,7 @@ var layers = [][]string{
 		"internal/trace", "machine", "plugin", "internal/softgpu", "launch"},
 	{"program", "ir", "ir/eval", "internal/irtest", "data", "link"},
 	{"engine", "optim", "model", "ckpt", "recipe", "overlap", "precision/monitor"},
-	{"internal/isolate", "internal/abtest", "capture/pt2", "capture", "plan", "internal/plantest", "kernels", "price",
+	{"internal/isolate", "internal/abtest", "capture/pt2", "capture/aten", "capture", "plan", "internal/plantest", "kernels", "price",
 		"precision", "quantize", "internal/room"},
 	{"spmd", "rewrite", "lower/stablehlo", "lower/quantized", "lower/cpu", "lower/gpu", "lower", "cost",
 		"estimate/footprint", "estimate"},

@@ -1,0 +1,272 @@
+package aten
+
+import (
+	"compress/gzip"
+	"encoding/binary"
+	"io"
+	"math"
+	"os"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/deepwell/deepwell/capture/pt2"
+	"github.com/deepwell/deepwell/dtype"
+	"github.com/deepwell/deepwell/ir"
+	"github.com/deepwell/deepwell/ir/eval"
+	"github.com/deepwell/deepwell/model"
+	"github.com/deepwell/deepwell/safetensors"
+)
+
+// fixtures are the models of package pt2, and why one is not supported.
+var fixtures = []struct{ name, lacks string }{
+	{"nanogpt", ""}, {"tied", ""}, {"parallel", ""}, {"postnorm", ""}, {"activation", ""},
+	{"dropout0", ""}, {"einsum", ""}, {"alibi", ""},
+	{"dropout", "dropout"},
+	{"llama", ""}, {"qwen3", ""}, {"mistral", ""}, {"gemma2", ""}, {"phi3", ""}, {"gpt2", ""},
+	{"gptneox", ""}, {"olmo2", ""}, {"bert", ""}, {"vit", ""},
+	{"mixtral", "experts"}, {"qwen3_moe", "experts"}, {"deepseek_v3", "experts"},
+	{"gpt_oss", "experts"},
+}
+
+func TestModelsAgreeWithPyTorch(t *testing.T) {
+	for _, f := range fixtures {
+		t.Run(f.name, func(t *testing.T) {
+			m, want := load(t, f.name)
+			if f.lacks != "" {
+				if m != nil {
+					t.Errorf("%s is supported: remove its reason", f.name)
+				}
+				t.Logf("%-12s not supported yet: %s", f.name, f.lacks)
+				return
+			}
+			feed, shape := want.feed(t, m)
+			g, err := m.build(shape, m.logits)
+			if err != nil {
+				t.Fatal(err)
+			}
+			logits := distance(run(t, g, feed)[0], want.floats(t, "logits"))
+			g, err = m.Graph(shape)
+			if err != nil {
+				t.Fatal(err)
+			}
+			grad, err := ir.Grad(g, ir.GradPlan{})
+			if err != nil {
+				t.Fatal(err)
+			}
+			joint, err := grad.Joint()
+			if err != nil {
+				t.Fatal(err)
+			}
+			out := run(t, joint, feed)
+			loss := distance(out[0], want.floats(t, "loss"))
+			worst, which := want.gradients(t, grad, out[1:])
+			t.Logf("%-12s loss %.1e logits %.1e gradients %.1e (%s), %d operations", f.name, loss, logits,
+				worst, which, len(g.Ops))
+			if !(loss < 1e-5) || !(logits < 1e-5) || !(worst < 1e-4) {
+				t.Errorf("%s does not agree with PyTorch", f.name)
+			}
+		})
+	}
+}
+
+// gradients finds the gradient that is farthest from PyTorch's, by its norm or a thousandth of the
+// largest: a bias of keys has the gradient 0, and in f32 noise in its place.
+func (r reference) gradients(t *testing.T, grad *ir.Gradient, have [][]float64) (float64, string) {
+	t.Helper()
+	largest := 0.0
+	for _, name := range r.Names() {
+		if strings.HasPrefix(name, "grad.") {
+			largest = math.Max(largest, norm(r.floats(t, name)))
+		}
+	}
+	worst, which := 0.0, ""
+	for i, v := range grad.Wrt {
+		if !slices.Contains(r.Names(), "grad."+v.Name) { // a buffer
+			continue
+		}
+		want := r.floats(t, "grad."+v.Name)
+		d := distance(have[i], want)
+		if n := norm(want); n < largest/1000 {
+			d *= n / (largest / 1000)
+		}
+		if !(d <= worst) {
+			worst, which = d, v.Name
+		}
+	}
+	return worst, which
+}
+
+func norm(x []float64) float64 {
+	sum := 0.0
+	for _, v := range x {
+		sum += v * v
+	}
+	return math.Sqrt(sum)
+}
+
+type reference struct{ *safetensors.Set }
+
+// load opens a fixture; the model is nil if it is not supported.
+func load(t *testing.T, name string) (*Model, reference) {
+	t.Helper()
+	archive, err := pt2.Parse(name, unpack(t, name+".pt2.gz"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	set, err := safetensors.Parse(name, unpack(t, name+".safetensors.gz"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	m, err := New(archive)
+	if err != nil {
+		t.Log(err)
+	}
+	return m, reference{set}
+}
+
+func unpack(t *testing.T, name string) []byte {
+	t.Helper()
+	f, err := os.Open("../pt2/testdata/" + name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer f.Close()
+	z, err := gzip.NewReader(f)
+	if err != nil {
+		t.Fatal(err)
+	}
+	data, err := io.ReadAll(z)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return data
+}
+
+// floats gives the numbers of a tensor.
+func (r reference) floats(t *testing.T, name string) []float64 {
+	t.Helper()
+	x, err := r.Tensor(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	data, err := x.Bytes()
+	if err != nil {
+		t.Fatal(err)
+	}
+	shape, err := r.Shape(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	out := make([]float64, shape.Elements())
+	for i := range out {
+		switch shape.Type {
+		case dtype.F32:
+			out[i] = float64(math.Float32frombits(binary.LittleEndian.Uint32(data[4*i:])))
+		case dtype.S64:
+			out[i] = float64(int64(binary.LittleEndian.Uint64(data[8*i:])))
+		default:
+			t.Fatalf("%s is %s", name, shape.Type)
+		}
+	}
+	return out
+}
+
+// feed gives the inputs and parameters of a model by the names of its graph.
+func (r reference) feed(t *testing.T, m *Model) (map[string][]float64, model.Shape) {
+	t.Helper()
+	if m == nil {
+		t.Fatal("not supported")
+	}
+	shape := model.Shape{Batch: 2, Seq: 6, Elem: dtype.F32}
+	feed := map[string][]float64{}
+	labels := r.floats(t, "labels")
+	if m.shifted {
+		for i := range labels {
+			if labels[i] = -100; int64(i)%shape.Seq < shape.Seq-1 {
+				labels[i] = r.floats(t, "labels")[i+1]
+			}
+		}
+	}
+	count := 0.0
+	for _, l := range labels {
+		if l >= 0 {
+			count++
+		}
+	}
+	feed[model.InputLabels], feed[model.InputShare] = labels, []float64{1 / count}
+	for i := range shape.Batch * shape.Seq {
+		feed[model.InputPositions] = append(feed[model.InputPositions], float64(i%shape.Seq))
+	}
+	for _, name := range r.Names() {
+		switch name {
+		case "input_ids":
+			feed[model.InputIDs] = r.floats(t, name)
+		case "pixel_values":
+			feed[name] = r.floats(t, name)
+		}
+	}
+	for _, p := range m.Params() {
+		x, err := m.archive.Tensor(p.Source)
+		if err != nil {
+			t.Fatal(err)
+		}
+		single := make([]float32, x.Shape().Elements())
+		if err := x.Read(single); err != nil {
+			t.Fatal(err)
+		}
+		param := make([]float32, p.Size())
+		if err := model.Take(&p, 0, param, single); err != nil {
+			t.Fatal(err)
+		}
+		for _, v := range param {
+			feed[p.Name] = append(feed[p.Name], float64(v))
+		}
+	}
+	return feed, shape
+}
+
+func run(t *testing.T, g *ir.Graph, feed map[string][]float64) [][]float64 {
+	t.Helper()
+	in := map[string][]*eval.Array{}
+	for _, v := range g.Inputs {
+		in[v.Name] = []*eval.Array{{Type: v.Type, Data: feed[v.Name]}}
+	}
+	out, err := eval.Run(g, in)
+	if err != nil {
+		t.Fatal(err)
+	}
+	var list [][]float64
+	for _, o := range out {
+		list = append(list, o[0].Data)
+	}
+	return list
+}
+
+// distance is the norm of a difference by the norm of what is wanted.
+func distance(have, want []float64) float64 {
+	if len(have) != len(want) {
+		return math.Inf(1)
+	}
+	diff := make([]float64, len(want))
+	for i := range want {
+		diff[i] = have[i] - want[i]
+	}
+	return norm(diff) / math.Max(norm(want), 1e-6)
+}
+
+func TestUnsupportedIsListedAtOnce(t *testing.T) {
+	archive, err := pt2.Parse("dropout", unpack(t, "dropout.pt2.gz"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = New(archive)
+	if err == nil {
+		t.Skip("dropout is supported")
+	}
+	for _, want := range []string{"aten.dropout.default", " in h.1.drop at models.py:", "in h.0.attn.drop at models.py:"} {
+		if !strings.Contains(err.Error(), want) {
+			t.Errorf("%q is not in %v", want, err)
+		}
+	}
+}

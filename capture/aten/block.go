@@ -1,0 +1,173 @@
+package aten
+
+import (
+	"math"
+	"slices"
+
+	"github.com/deepwell/deepwell/dtype"
+	"github.com/deepwell/deepwell/ir"
+)
+
+// blockRules are the operators that a Transformer is made of.
+var blockRules = map[string]rule{
+	"aten.layer_norm.default": sole(func(m *maker, n *node) *tensor {
+		x := n.value("input")
+		i := len(x.axes) - 1
+		if len(n.ints("normalized_shape")) != 1 {
+			panic(refusal("a norm over several axes"))
+		}
+		x = m.whole(x, i)
+		w, bias := m.normWeight(n, "weight", &x, 1), m.normWeight(n, "bias", &x, 0)
+		dim := m.name(x.axes[i].dims[0])
+		return x.with(m.b.LayerNorm(x.v, w, bias, dim, n.float("eps", 1e-5)))
+	}),
+	"aten.rms_norm.default": sole(func(m *maker, n *node) *tensor {
+		x := n.value("input")
+		i := len(x.axes) - 1
+		x = m.whole(x, i)
+		w := m.normWeight(n, "weight", &x, 1)
+		return x.with(m.b.RMSNorm(x.v, w, m.name(x.axes[i].dims[0]), n.float("eps", 0x1p-23), 0))
+	}),
+	"aten.scaled_dot_product_attention.default": sole(func(m *maker, n *node) *tensor {
+		if n.has("attn_mask") {
+			panic(refusal("a mask that is a tensor"))
+		}
+		if n.float("dropout_p", 0) != 0 {
+			panic(refusal("dropout inside attention"))
+		}
+		q := n.value("query")
+		how := ir.Attention{Causal: n.bool("is_causal", false),
+			Scale: n.float("scale", 1/math.Sqrt(float64(q.axes[len(q.axes)-1].size)))}
+		return m.attention(q, n.value("key"), n.value("value"), how)
+	}),
+	"dw.attention.default": sole(func(m *maker, n *node) *tensor {
+		how := ir.Attention{Causal: n.bool("causal", false), Scale: n.float("scale", 1),
+			Window: n.int("window", 0), SoftCap: n.float("softcap", 0)}
+		switch {
+		case n.has("mask"):
+			panic(refusal("a mask of padding"))
+		case n.float("dropout", 0) != 0:
+			panic(refusal("dropout inside attention"))
+		case how.Window > 0 && !how.Causal:
+			panic(refusal("a window without causality"))
+		}
+		if n.has("sinks") {
+			sinks := m.whole(n.value("sinks"), 0)
+			m.wishes(sinks, ir.Heads)
+			how.Sinks = m.called(sinks, []int{0}, []string{ir.Heads})
+		}
+		return m.attention(n.value("q"), n.value("k"), n.value("v"), how)
+	}),
+	"aten.cross_entropy_loss.default": sole(crossEntropy),
+}
+
+// normWeight gives the weight or bias of a norm over the last axis, [dim] of the type of x.
+func (m *maker) normWeight(n *node, name string, x **tensor, absent float64) *ir.Value {
+	i := len((*x).axes) - 1
+	if !n.has(name) {
+		d := (*x).axes[i].dims[0]
+		t := ir.Type{Elem: (*x).v.Type.Elem, Dims: []ir.Dim{{Name: m.name(d), Size: m.size(d)}}}
+		return m.b.Fill(t, absent)
+	}
+	w := m.whole(n.value(name), 0)
+	_, w = m.match(*x, w, i, 0)
+	return m.b.Convert(w.v, (*x).v.Type.Elem)
+}
+
+// attention takes queries [batch, heads, seq, head], keys and values [batch, kv, keys, head].
+func (m *maker) attention(q, k, v *tensor, how ir.Attention) *tensor {
+	if len(q.axes) != 4 || len(k.axes) != 4 || len(v.axes) != 4 {
+		panic(refusal("attention of other than four axes"))
+	}
+	for i := range 4 {
+		q, k, v = m.whole(q, i), m.whole(k, i), m.whole(v, i)
+	}
+	q, k = m.match(q, k, 0, 0)
+	k, v = m.match(k, v, 0, 0)
+	k, v = m.match(k, v, 1, 1)
+	k, v = m.match(k, v, 2, 2)
+	q, k = m.match(q, k, 3, 3)
+	m.wishes(q, "", ir.Heads, ir.Seq, ir.HeadDim)
+	m.wishes(k, "", ir.KVHeads, "", ir.HeadDim)
+	m.wishes(v, "", "", "", ir.HeadDim)
+	how.OperandType, how.Plain = m.matmulType, m.shape.PlainAttention
+	order := []int{0, 2, 1, 3}
+	keys := []string{"", ir.Keys, ir.KVHeads, ir.HeadDim}
+	out := m.b.Attend(m.called(q, order, []string{"", ir.Seq, ir.Heads, ir.HeadDim}),
+		m.called(k, order, keys), m.called(v, order, keys), how)
+	axes := slices.Clone(q.axes)
+	axes[3] = v.axes[3]
+	for _, p := range []struct {
+		at   int
+		name string
+	}{{1, ir.Heads}, {2, ir.Seq}, {3, ir.HeadDim}} {
+		if to := m.name(axes[p.at].dims[0]); to != p.name {
+			out = m.b.Rename(out, p.name, to)
+		}
+	}
+	return m.tensor(out, nil, axes...)
+}
+
+// crossEntropy is the sum of the losses of all labels that are not negative, times their share.
+func crossEntropy(m *maker, n *node) *tensor {
+	x, labels := n.value("self"), n.value("target")
+	switch {
+	case len(x.axes) != 2 || !labels.label:
+		panic(refusal("a loss of other than logits [tokens, vocabulary] and labels"))
+	case n.has("weight") || n.int("reduction", 1) != 1 || n.float("label_smoothing", 0) != 0:
+		panic(refusal("a loss with weights or smoothing, or that is no mean"))
+	case n.int("ignore_index", -100) >= 0:
+		panic(refusal("a loss that ignores a token"))
+	}
+	x = m.whole(x, 1)
+	labels, x = m.match(labels, x, 0, 0)
+	m.dims.wish(x.axes[1].dims[0], ir.Vocab)
+	rows := labels.axes[0].dims
+	vocab := x.axes[1].dims[0]
+	v := m.b.Transpose(x.v, append(m.names(rows), m.name(vocab))...)
+	l := m.b.Transpose(labels.v, m.names(rows)...)
+	loss := m.b.Sum(m.b.CrossEntropy(v, l, m.name(vocab)), m.names(rows)...)
+	return m.tensor(m.b.Mul(loss, m.share), nil)
+}
+
+// makerRules make tensors of nothing.
+var makerRules = map[string]rule{
+	"aten.arange.default": sole(arange), "aten.arange.start": sole(arange),
+	"aten.zeros_like.default": filled(0), "aten.ones_like.default": filled(1),
+	"aten.new_empty.default": filled(0), "aten.empty_like.default": filled(0),
+	"aten.zeros.default": filled(0), "aten.ones.default": filled(1),
+	"aten.new_zeros.default": filled(0), "aten.new_ones.default": filled(1),
+}
+
+// arange counts; along the whole sequence it is the positions of tokens.
+func arange(m *maker, n *node) *tensor {
+	size, start := n.out(0)[0], n.int("start", 0)
+	if start == 0 && m.positions != nil && size == m.shape.Seq {
+		return m.positions
+	}
+	data := make([]float64, size)
+	for i := range data {
+		data[i] = float64(start + int64(i))
+	}
+	return constant(dtype.S64, []int64{size}, data)
+}
+
+// filled repeats one number.
+func filled(by float64) rule {
+	return sole(func(m *maker, n *node) *tensor {
+		sizes := n.out(0)
+		axes := make([]axis, len(sizes))
+		for i, size := range sizes {
+			axes[i].size = size
+		}
+		elem := m.elem(n.graph.Values[string(n.Outputs[0])].Type)
+		return m.tensor(m.b.Fill(ir.Type{Elem: elem}, by), nil, axes...)
+	})
+}
+
+var expertRules = map[string]rule{}
+
+// dropped multiplies by a mask that is an input.
+func (m *maker) dropped(*tensor, *node) *tensor {
+	panic(refusal("dropout with a probability"))
+}

@@ -1,0 +1,288 @@
+package aten
+
+import (
+	"math"
+
+	"github.com/deepwell/deepwell/dtype"
+	"github.com/deepwell/deepwell/ir"
+)
+
+// elementRules work element by element.
+var elementRules = map[string]rule{
+	"aten.add.Tensor": sole(func(m *maker, n *node) *tensor { return m.sum(n, 1) }),
+	"aten.sub.Tensor": sole(func(m *maker, n *node) *tensor { return m.sum(n, -1) }),
+	"aten.mul.Tensor": sole(func(m *maker, n *node) *tensor {
+		if by, ok := n.scalar("other"); ok {
+			return m.scaled(n.value("self"), by)
+		}
+		return m.binary(n.value("self"), n.value("other"), m.b.Mul)
+	}),
+	"aten.div.Tensor": sole(func(m *maker, n *node) *tensor {
+		if by, ok := n.scalar("other"); ok {
+			return m.scaled(n.value("self"), 1/by)
+		}
+		return m.binary(n.value("self"), n.value("other"), m.b.Div)
+	}),
+	"aten.rsub.Scalar": sole(func(m *maker, n *node) *tensor {
+		x := n.value("self")
+		return x.with(m.b.Shift(m.b.Neg(x.v), n.float("other", 0)))
+	}),
+	"aten.pow.Tensor_Scalar": sole(power),
+	"aten.neg.default":       unary((*ir.Builder).Neg),
+	"aten.exp.default":       unary((*ir.Builder).Exp),
+	"aten.log.default":       unary((*ir.Builder).Log),
+	"aten.sqrt.default":      unary((*ir.Builder).Sqrt),
+	"aten.rsqrt.default":     unary((*ir.Builder).Rsqrt),
+	"aten.sin.default":       unary((*ir.Builder).Sin),
+	"aten.cos.default":       unary((*ir.Builder).Cos),
+	"aten.tanh.default":      unary((*ir.Builder).Tanh),
+	"aten.sigmoid.default":   unary((*ir.Builder).Sigmoid),
+	"aten.relu.default":      unary((*ir.Builder).Relu),
+	"aten.silu.default":      unary((*ir.Builder).Silu),
+	"aten.gelu.default": sole(func(m *maker, n *node) *tensor {
+		x := n.value("self")
+		if n.text("approximate", "none") == "tanh" {
+			return x.with(m.b.Gelu(x.v))
+		}
+		return x.with(gelu(m.b, x.v))
+	}),
+	"aten.clamp.default": sole(func(m *maker, n *node) *tensor {
+		x := n.value("self")
+		v := x.v
+		if n.has("min") {
+			v = m.b.Neg(below(m.b, m.b.Neg(v), -n.float("min", 0)))
+		}
+		if n.has("max") {
+			v = below(m.b, v, n.float("max", 0))
+		}
+		return x.with(v)
+	}),
+	"aten.eq.Scalar": compare("eq"), "aten.ne.Scalar": compare("ne"),
+	"aten.lt.Scalar": compare("lt"), "aten.le.Scalar": compare("le"),
+	"aten.gt.Scalar": compare("gt"), "aten.ge.Scalar": compare("ge"),
+	"aten.eq.Tensor": compare("eq"), "aten.ne.Tensor": compare("ne"),
+	"aten.lt.Tensor": compare("lt"), "aten.le.Tensor": compare("le"),
+	"aten.gt.Tensor": compare("gt"), "aten.ge.Tensor": compare("ge"),
+	"aten.bitwise_not.default": not, "aten.logical_not.default": not,
+	"aten.where.self": sole(func(m *maker, n *node) *tensor {
+		return m.choose(n.value("condition"), n.value("self"), n.value("other"))
+	}),
+	"aten.masked_fill.Scalar": sole(func(m *maker, n *node) *tensor {
+		x, by := n.value("self"), n.float("value", 0)
+		if math.IsInf(by, -1) {
+			by = lowest(x.v.Type.Elem)
+		}
+		y := m.tensor(m.b.Fill(ir.Type{Elem: x.v.Type.Elem}, by), nil)
+		return m.choose(n.value("mask"), y, x)
+	}),
+	"aten.to.dtype": sole(convert), "aten.to.dtype_layout": sole(convert),
+	"aten.to.device": sole(convert), "aten.float.default": sole(convert),
+	"aten.type_as.default": sole(func(m *maker, n *node) *tensor {
+		x := n.value("self")
+		return x.with(m.b.Convert(x.v, n.value("other").v.Type.Elem))
+	}),
+	"aten.dropout.default": sole(func(m *maker, n *node) *tensor {
+		x := n.tensor("input")
+		if n.float("p", 0) == 0 || !n.bool("train", true) {
+			return x
+		}
+		return m.dropped(m.real(x), n)
+	}),
+	"aten.alias.default": same("self"), "aten.contiguous.default": same("self"),
+	"aten.clone.default": same("self"), "aten.lift_fresh_copy.default": same("self"),
+	"aten.detach.default": sole(func(m *maker, n *node) *tensor {
+		x := n.value("self")
+		return x.with(m.b.StopGradient(x.v))
+	}),
+}
+
+// lowest stands for minus infinity: scores of that size weigh nothing, and their gradients are
+// numbers.
+func lowest(elem dtype.DType) float64 {
+	if elem == dtype.F16 {
+		return -65504
+	}
+	return -1e30
+}
+
+func same(name string) rule {
+	return sole(func(_ *maker, n *node) *tensor { return n.tensor(name) })
+}
+
+func unary(f func(*ir.Builder, *ir.Value) *ir.Value) rule {
+	return sole(func(m *maker, n *node) *tensor {
+		x := n.value("self")
+		return x.with(f(m.b, x.v))
+	})
+}
+
+// compare makes a mask of two tensors, or of a tensor and a number.
+func compare(how string) rule {
+	return sole(func(m *maker, n *node) *tensor {
+		x := n.value("self")
+		if by, ok := n.scalar("other"); ok {
+			return x.with(m.b.Compare(how, x.v, m.b.Fill(ir.Type{Elem: x.v.Type.Elem}, by)))
+		}
+		return m.binary(x, n.value("other"), func(x, y *ir.Value) *ir.Value {
+			return m.b.Compare(how, x, y)
+		})
+	})
+}
+
+var not = sole(func(m *maker, n *node) *tensor {
+	x := n.tensor("self")
+	if x.known != nil {
+		out := make([]float64, len(x.known))
+		for i, v := range x.known {
+			if v == 0 {
+				out[i] = 1
+			}
+		}
+		return constant(dtype.Pred, x.sizes(), out)
+	}
+	yes := m.b.Fill(ir.Type{Elem: dtype.Pred}, 1)
+	return x.with(m.b.Compare("ne", x.v, yes))
+})
+
+// binary applies a function of two tensors that are broadcast against each other.
+func (m *maker) binary(x, y *tensor, f func(x, y *ir.Value) *ir.Value) *tensor {
+	if e, o := x.v.Type.Elem, y.v.Type.Elem; e != o {
+		to := wider(e, o)
+		x, y = x.with(m.b.Convert(x.v, to)), y.with(m.b.Convert(y.v, to))
+	}
+	list, axes := m.aligned(x, y)
+	all, hidden := union(list...)
+	x, y = list[0], list[1]
+	if len(all) > len(x.v.Type.Dims) && len(all) > len(y.v.Type.Dims) {
+		x = m.spread(x, all)
+	}
+	return m.tensor(f(x.v, y.v), hidden, axes...)
+}
+
+// wider is the type that torch computes two in.
+func wider(a, b dtype.DType) dtype.DType {
+	if (a.Kind() == dtype.Float) != (b.Kind() == dtype.Float) {
+		if a.Kind() == dtype.Float {
+			return a
+		}
+		return b
+	}
+	if a.Bits() >= b.Bits() {
+		return a
+	}
+	return b
+}
+
+// choose takes x where a mask holds and y elsewhere.
+func (m *maker) choose(mask, x, y *tensor) *tensor {
+	list, axes := m.aligned(mask, x, y)
+	all, hidden := union(list...)
+	mask, x, y = list[0], list[1], list[2]
+	if len(x.v.Type.Dims) < len(all) && len(y.v.Type.Dims) < len(all) {
+		x = m.spread(x, all)
+	}
+	return m.tensor(m.b.Select(mask.v, x.v, y.v), hidden, axes...)
+}
+
+// sum adds or subtracts, with the factor alpha.
+func (m *maker) sum(n *node, sign float64) *tensor {
+	sign *= n.float("alpha", 1)
+	x := n.tensor("self")
+	by, ok := n.scalar("other")
+	switch {
+	case ok && by == 0:
+		return x
+	case ok && x.known != nil:
+		out := make([]float64, len(x.known))
+		for i, v := range x.known {
+			out[i] = v + sign*by
+		}
+		return constant(x.elem, x.sizes(), out)
+	case ok && m.real(x).v.Type.Elem.Kind() == dtype.Float:
+		return x.with(m.b.Shift(x.v, sign*by))
+	case ok:
+		return x.with(m.b.Add(x.v, m.b.Fill(ir.Type{Elem: x.v.Type.Elem}, sign*by)))
+	}
+	y := n.value("other")
+	switch sign {
+	case 1:
+		return m.binary(m.real(x), y, m.b.Add)
+	case -1:
+		return m.binary(m.real(x), y, m.b.Sub)
+	}
+	return m.binary(m.real(x), m.scaled(y, sign), m.b.Add)
+}
+
+// scaled multiplies by a number.
+func (m *maker) scaled(x *tensor, by float64) *tensor {
+	if by == 1 {
+		return x
+	}
+	return x.with(m.b.Scale(x.v, by))
+}
+
+// power raises to whole powers and to halves.
+func power(m *maker, n *node) *tensor {
+	x, by := n.value("self"), n.float("exponent", 0)
+	switch by {
+	case 2:
+		return x.with(m.b.Mul(x.v, x.v))
+	case 3:
+		return x.with(m.b.Mul(x.v, m.b.Mul(x.v, x.v)))
+	case 0.5:
+		return x.with(m.b.Sqrt(x.v))
+	case -0.5:
+		return x.with(m.b.Rsqrt(x.v))
+	case -1:
+		r := m.b.Rsqrt(x.v)
+		return x.with(m.b.Mul(r, r))
+	}
+	panic(refusal("a power other than 2, 3, 1/2, -1/2 and -1"))
+}
+
+// convert changes the element type.
+func convert(m *maker, n *node) *tensor {
+	x := n.tensor("self")
+	to, ok := n.dtype("dtype")
+	switch {
+	case !ok:
+		return x
+	case x.known != nil:
+		return &tensor{known: x.known, elem: to, axes: x.axes}
+	case m.elem(to) == x.v.Type.Elem:
+		return x
+	}
+	return x.with(m.b.Convert(x.v, m.elem(to)))
+}
+
+// below bounds x from above.
+func below(b *ir.Builder, x *ir.Value, limit float64) *ir.Value {
+	return b.Sub(x, b.Relu(b.Shift(x, -limit)))
+}
+
+// erfTop and erfBottom are the coefficients of a quotient of polynomials in x² that is erf(x)/x to
+// single precision for |x| below erfLimit, behind which erf is 1 (as in Eigen and XLA).
+var (
+	erfTop = []float64{0.00022905065861350646, 0.0034082910107109506, 0.050955695062380861,
+		0.18520832239976145, 1.128379143519084}
+	erfBottom = []float64{-1.1791602954361697e-7, 0.000023547966471313185, 0.0010179625278914885,
+		0.014070470171167667, 0.11098505178285362, 0.49746925110067538, 1.0}
+)
+
+const erfLimit = 3.832506856900711
+
+// gelu is x·Φ(x), with Φ by the error function.
+func gelu(b *ir.Builder, x *ir.Value) *ir.Value {
+	z := b.Scale(x, math.Sqrt2/2)
+	z = b.Neg(below(b, b.Neg(below(b, z, erfLimit)), erfLimit))
+	square := b.Mul(z, z)
+	poly := func(c []float64) *ir.Value {
+		y := b.Shift(b.Scale(square, c[0]), c[1])
+		for _, k := range c[2:] {
+			y = b.Shift(b.Mul(y, square), k)
+		}
+		return y
+	}
+	erf := b.Div(b.Mul(z, poly(erfTop)), poly(erfBottom))
+	return b.Mul(x, b.Scale(b.Shift(erf, 1), 0.5))
+}

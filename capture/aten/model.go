@@ -1,0 +1,175 @@
+package aten
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/deepwell/deepwell/capture/pt2"
+	"github.com/deepwell/deepwell/diag"
+	"github.com/deepwell/deepwell/dtype"
+	"github.com/deepwell/deepwell/ir"
+	"github.com/deepwell/deepwell/model"
+)
+
+// A Model is a captured program. It implements [model.Model].
+type Model struct {
+	archive *pt2.Archive
+	sole    map[string]string // the name that a tied parameter goes by
+	elem    dtype.DType       // of the program's parameters
+	loss    pt2.Ref
+	logits  pt2.Ref
+	inputs  map[pt2.Ref]pt2.Spec
+	params  []model.Param
+	// Shifted: the program moves the labels itself. Labels of [model.InputLabels] are moved already.
+	shifted bool
+}
+
+// New reads the program of an archive, which must stay open. An error lists all that is not
+// supported.
+func New(a *pt2.Archive) (*Model, error) {
+	m := &Model{archive: a, sole: map[string]string{}, inputs: map[pt2.Ref]pt2.Spec{},
+		elem: dtype.F32}
+	for _, group := range a.Tied() {
+		for _, name := range group {
+			m.sole[name] = group[0]
+		}
+	}
+	for _, s := range a.Program.Inputs {
+		if ref, ok := s.Arg.(pt2.Ref); ok {
+			m.inputs[ref] = s
+			if s.Kind == pt2.Parameter {
+				m.elem = a.Program.Graph.Values[string(ref)].Type
+			}
+		}
+	}
+	for _, s := range a.Program.Outputs {
+		ref, _ := s.Arg.(pt2.Ref)
+		switch s.Name[strings.LastIndexByte(s.Name, '.')+1:] {
+		case "loss":
+			m.loss = ref
+		case "logits":
+			m.logits = ref
+		}
+	}
+	if m.loss == "" {
+		return nil, diag.New(diag.NotSupported, "the program returns no loss").
+			Try("export the module with labels, and return {\"loss\": ...}")
+	}
+	g, err := m.build(model.Shape{Batch: 2, Seq: probeSeq, Elem: m.elem}, m.loss)
+	if err != nil {
+		return nil, err
+	}
+	for _, v := range g.Params() {
+		p := m.param(v)
+		m.params = append(m.params, p)
+	}
+	return m, nil
+}
+
+// probeSeq is the length of sequences that parameters are named with: a number that weights do not
+// have by chance, within every range.
+const probeSeq = 7
+
+// Params implements [model.Model].
+func (m *Model) Params() []model.Param { return m.params }
+
+// param describes an input of the graph.
+func (m *Model) param(v *ir.Value) model.Param {
+	t, _ := m.archive.Tensor(v.Name)
+	p := model.Param{Name: v.Name, Dims: v.Type.Dims, Tag: tagOf(v.Name), Source: v.Name,
+		Shape: slices.Clone(t.Dims), Buffer: !t.Param}
+	if len(p.Shape) == 0 {
+		p.Shape = []int64{1}
+	}
+	p.To = p.Shape[max(len(p.Shape)-2, 0)]
+	return p
+}
+
+// Graph implements [model.Model].
+func (m *Model) Graph(s model.Shape) (*ir.Graph, error) { return m.build(s, m.loss) }
+
+// Facts implements [model.Model].
+func (m *Model) Facts() model.Facts {
+	var f model.Facts
+	for _, p := range m.params {
+		for _, d := range p.Dims {
+			for name, to := range map[string]*int64{ir.Vocab: &f.Vocab, ir.EmbedDim: &f.Hidden,
+				ir.Heads: &f.Heads, ir.KVHeads: &f.KVHeads, ir.HeadDim: &f.HeadDim, ir.MLPDim: &f.MLP} {
+				if d.Name == name {
+					*to = d.Size
+				}
+			}
+		}
+	}
+	return f
+}
+
+// maxReadings bounds how often a program is read to name its dimensions.
+const maxReadings = 40
+
+// build reads the program until the names of its dimensions stay.
+func (m *Model) build(s model.Shape, result pt2.Ref) (*ir.Graph, error) {
+	if s.Documents > 1 {
+		return nil, diag.New(diag.NotSupported, "captured programs do not keep documents apart")
+	}
+	dims := newTable()
+	for range maxReadings {
+		dims.changed = false
+		r := &maker{Model: m, b: ir.NewBuilder("model"), dims: dims, shape: s,
+			matmulType: s.MatmulType}
+		g, err := r.read(result)
+		if err != nil {
+			return nil, err
+		}
+		if renamed := dims.rename(); !dims.changed && !renamed {
+			return g, nil
+		}
+	}
+	return nil, diag.New(diag.Internal, "the dimensions of the program got no names in %d readings",
+		maxReadings)
+}
+
+// unsupported lists what rules refused.
+type unsupported []string
+
+func (u *unsupported) add(n *node, why string) {
+	line := n.Target
+	if why != "" {
+		line += " (" + why + ")"
+	}
+	if p := n.path(); p != "" {
+		line += " in " + p
+	}
+	if n.Source != "" {
+		line += " at " + n.Source
+	}
+	if !slices.Contains(*u, line) {
+		*u = append(*u, line)
+	}
+}
+
+func (u unsupported) err() error {
+	return diag.New(diag.NotSupported, "%d calls of the program are not supported:\n  %s", len(u),
+		strings.Join(u, "\n  "))
+}
+
+// eval computes a size.
+func (m *maker) eval(e pt2.Expr) int64 {
+	n, err := e.Eval(m.symbols)
+	if err != nil {
+		panic(refusal(fmt.Sprint("the size ", e)))
+	}
+	return n
+}
+
+// elem is the type that the graph has for a type of the program.
+func (m *maker) elem(t dtype.DType) dtype.DType {
+	switch t {
+	case m.Model.elem:
+		return m.shape.Elem
+	case dtype.S64:
+		return dtype.S32
+	}
+	return t
+}

@@ -1,0 +1,422 @@
+package aten
+
+import (
+	"fmt"
+	"slices"
+	"strings"
+
+	"github.com/deepwell/deepwell/capture/pt2"
+	"github.com/deepwell/deepwell/diag"
+	"github.com/deepwell/deepwell/dtype"
+	"github.com/deepwell/deepwell/ir"
+	"github.com/deepwell/deepwell/model"
+)
+
+// A maker is one reading of a program.
+type maker struct {
+	*Model
+	b          *ir.Builder
+	dims       *table
+	shape      model.Shape
+	matmulType dtype.DType
+	symbols    map[string]int64 // sizes
+	env        map[*pt2.Graph]map[pt2.Ref]*tensor
+	views      map[pt2.Ref]*node // of the outermost graph: how a view was made
+	key        string            // of the node that is written
+	positions  *tensor
+	share      *ir.Value
+	shift      bool // the program moves the labels
+	missing    unsupported
+}
+
+// read writes the graph of a result.
+func (m *maker) read(result pt2.Ref) (*ir.Graph, error) {
+	p := m.archive.Program
+	m.env = map[*pt2.Graph]map[pt2.Ref]*tensor{p.Graph: {}}
+	m.views = map[pt2.Ref]*node{}
+	if err := m.bind(); err != nil {
+		return nil, err
+	}
+	live := needed(p.Graph, []pt2.Ref{result})
+	if err := m.begin(p, live, result == m.loss); err != nil {
+		return nil, err
+	}
+	m.run(p.Graph, live)
+	if len(m.missing) > 0 {
+		return nil, m.missing.err()
+	}
+	out := m.env[p.Graph][result]
+	if out == nil || out.v == nil {
+		return nil, diag.New(diag.NotSupported, "the program does not compute %s", result)
+	}
+	m.Model.shifted = m.Model.shifted || m.shift
+	v := out.v
+	if ds := out.dims(); len(ds) > 0 && m.b.Err() == nil {
+		v = m.b.Transpose(v, m.names(ds)...)
+	}
+	return m.b.Graph(v)
+}
+
+// bind gives the symbols of sizes their values: the first axis of inputs is the batch, the second
+// the sequence.
+func (m *maker) bind() error {
+	m.symbols = map[string]int64{}
+	p := m.archive.Program
+	for _, s := range p.Inputs {
+		ref, ok := s.Arg.(pt2.Ref)
+		if s.Kind != pt2.UserInput || !ok {
+			continue
+		}
+		for i, e := range p.Graph.Values[string(ref)].Dims {
+			if e.Op != "Symbol" || i > 1 {
+				continue
+			}
+			n := []int64{m.shape.Batch, m.shape.Seq}[i]
+			m.symbols[e.Name] = n
+			if r, ok := p.Ranges[e.Name]; ok && (n < r.Min && n != 1 || n > r.Max) {
+				return diag.New(diag.BadInput, "%s of %d is outside the range of the export, %d to %d",
+					[]string{"a batch", "a sequence"}[i], n, r.Min, r.Max)
+			}
+		}
+	}
+	return nil
+}
+
+// needed finds the nodes that a result depends on. What is changed in place is needed if anything
+// that it is part of is.
+func needed(g *pt2.Graph, results []pt2.Ref) map[*pt2.Node]bool {
+	root := map[pt2.Ref]pt2.Ref{}
+	base := func(r pt2.Ref) pt2.Ref {
+		if b, ok := root[r]; ok {
+			return b
+		}
+		return r
+	}
+	for i := range g.Nodes {
+		n := &g.Nodes[i]
+		if self, ok := selfOf(n); ok && (viewing[n.Target] || inPlace(n.Target)) {
+			for _, o := range n.Outputs {
+				root[o] = base(self)
+			}
+		}
+	}
+	want := map[pt2.Ref]bool{}
+	for _, r := range results {
+		want[r], want[base(r)] = true, true
+	}
+	live := map[*pt2.Node]bool{}
+	for i := len(g.Nodes) - 1; i >= 0; i-- {
+		n := &g.Nodes[i]
+		self, ok := selfOf(n)
+		use := ok && inPlace(n.Target) && want[base(self)]
+		for _, o := range n.Outputs {
+			use = use || want[o]
+		}
+		if !use {
+			continue
+		}
+		live[n] = true
+		for _, a := range n.Args {
+			for _, r := range refs(a.Value) {
+				want[r], want[base(r)] = true, true
+			}
+		}
+	}
+	return live
+}
+
+// refs lists the tensors of an argument.
+func refs(a pt2.Argument) []pt2.Ref {
+	switch a := a.(type) {
+	case pt2.Ref:
+		return []pt2.Ref{a}
+	case []pt2.Ref:
+		return a
+	}
+	return nil
+}
+
+func selfOf(n *pt2.Node) (pt2.Ref, bool) {
+	a, _ := n.Arg("self")
+	r, ok := a.(pt2.Ref)
+	return r, ok
+}
+
+// viewing are the operators whose result shares memory with their argument.
+var viewing = map[string]bool{"aten.slice.Tensor": true, "aten.view.default": true,
+	"aten.transpose.int": true, "aten.select.int": true, "aten.unsqueeze.default": true,
+	"aten.expand.default": true, "aten.alias.default": true, "aten.permute.default": true,
+	"aten.reshape.default": true, "aten.contiguous.default": true, "aten.to.dtype": true}
+
+// inPlace reports whether an operator changes its argument: its name ends in an underscore.
+func inPlace(target string) bool {
+	parts := strings.Split(target, ".")
+	return len(parts) == 3 && strings.HasSuffix(parts[1], "_")
+}
+
+// begin adds the inputs of the graph: what comes from the batch, then the parameters that are used.
+func (m *maker) begin(p *pt2.Program, live map[*pt2.Node]bool, loss bool) error {
+	used := map[pt2.Ref]bool{}
+	for i := range p.Graph.Nodes {
+		if n := &p.Graph.Nodes[i]; live[n] {
+			for _, a := range n.Args {
+				for _, r := range refs(a.Value) {
+					used[r] = true
+				}
+			}
+		}
+	}
+	env := m.env[p.Graph]
+	batch := m.dims.dim("batch", m.shape.Batch, ir.Batch, -1)
+	seq := m.dims.dim("seq", m.shape.Seq, ir.Seq, -1)
+	for _, s := range p.Inputs {
+		ref, ok := s.Arg.(pt2.Ref)
+		if s.Kind != pt2.UserInput || !ok || !used[ref] {
+			continue
+		}
+		value := p.Graph.Values[string(ref)]
+		t := ir.Type{Elem: m.elem(value.Type)}
+		out := &tensor{}
+		for i, e := range value.Dims {
+			n := m.eval(e)
+			d := m.dims.dim("input "+s.Name+string(rune('0'+i)), n, "", -1)
+			switch {
+			case i == 0 && n == m.shape.Batch:
+				d = batch
+			case i == 1 && n == m.shape.Seq && value.Type.Kind() != dtype.Float:
+				d = seq
+			}
+			d = m.dims.root(d)
+			out.axes = append(out.axes, axis{[]dim{d}, n})
+			t.Dims = append(t.Dims, ir.Dim{Name: m.name(d), Size: n})
+		}
+		name := s.Name
+		switch name {
+		case "input_ids":
+			name, out.token = model.InputIDs, true
+		case "labels":
+			name, out.label = model.InputLabels, true
+		}
+		out.v = m.b.Input(name, ir.Data, t, "")
+		env[ref] = out
+	}
+	rows := ir.Type{Elem: dtype.S32, Dims: []ir.Dim{{Name: m.name(batch), Size: m.shape.Batch},
+		{Name: m.name(seq), Size: m.shape.Seq}}}
+	positions := m.b.Input(model.InputPositions, ir.Data, rows, "")
+	m.positions = &tensor{v: positions, axes: []axis{{[]dim{seq}, m.shape.Seq}}, hidden: []dim{batch}}
+	if loss {
+		m.share = m.b.Input(model.InputShare, ir.Data, ir.Type{Elem: dtype.F32}, "")
+	}
+	made := map[string]*tensor{}
+	for _, s := range p.Inputs {
+		ref, ok := s.Arg.(pt2.Ref)
+		if s.Kind == pt2.UserInput || !ok || !used[ref] {
+			continue
+		}
+		t, err := m.stored(s, made)
+		if err != nil {
+			return err
+		}
+		env[ref] = t
+	}
+	return nil
+}
+
+// stored gives a parameter, buffer or constant.
+func (m *maker) stored(s pt2.Spec, made map[string]*tensor) (*tensor, error) {
+	name := s.Name
+	if to, ok := m.sole[name]; ok {
+		name = to
+	}
+	if t := made[name]; t != nil {
+		return t, nil
+	}
+	have, err := m.archive.Tensor(name)
+	if err != nil {
+		return nil, err
+	}
+	trained := s.Kind == pt2.Parameter || s.Kind == pt2.Buffer && s.Persistent
+	if !trained || have.Type.Kind() != dtype.Float {
+		single := make([]float32, have.Shape().Elements())
+		if err := have.Read(single); err != nil {
+			return nil, err
+		}
+		data := make([]float64, len(single))
+		for i, x := range single {
+			data[i] = float64(x)
+		}
+		made[name] = constant(have.Type, have.Dims, data)
+		return made[name], nil
+	}
+	t := ir.Type{Elem: m.elem(have.Type)}
+	out := &tensor{param: true}
+	for i, n := range have.Dims {
+		d := m.dims.dim(name+string(rune('0'+i)), n, "", -1)
+		a := axis{size: n}
+		for _, leaf := range m.dims.leaves(d) {
+			a.dims = append(a.dims, leaf)
+			t.Dims = append(t.Dims, ir.Dim{Name: m.name(leaf), Size: m.size(leaf)})
+		}
+		out.axes = append(out.axes, a)
+	}
+	m.dims.meet(out.dims())
+	out.v = m.b.Input(name, ir.Param, t, name)
+	made[name] = out
+	return out, nil
+}
+
+// run writes the nodes of a graph that are needed.
+func (m *maker) run(g *pt2.Graph, live map[*pt2.Node]bool) {
+	for i := range g.Nodes {
+		if n := &g.Nodes[i]; live[n] {
+			m.write(&node{Node: n, graph: g, m: m})
+		}
+	}
+}
+
+// write writes one node. What a rule refuses is listed, and zeros stand for its results, so that
+// all that follows is tried.
+func (m *maker) write(n *node) {
+	outer := m.key
+	m.key = outer + string(n.Outputs[0]) + ":"
+	defer func() {
+		defer func() { m.key = outer }()
+		if r := recover(); r != nil {
+			why, ok := r.(refusal)
+			if !ok {
+				panic(r)
+			}
+			m.missing.add(n, string(why))
+			for i, o := range n.Outputs {
+				m.env[n.graph][o] = m.standIn(n, i)
+			}
+		}
+	}()
+	m.b.Tagged(tagOf(n.path()), func() { m.apply(n) })
+}
+
+// standIn is a tensor of zeros in place of an output.
+func (m *maker) standIn(n *node, i int) *tensor {
+	t := ir.Type{Elem: m.elem(n.graph.Values[string(n.Outputs[i])].Type)}
+	var axes []axis
+	for k, size := range n.out(i) {
+		d := m.fresh(fmt.Sprint("none", i, ".", k), size, -1)
+		axes = append(axes, axis{[]dim{d}, size})
+		t.Dims = append(t.Dims, ir.Dim{Name: m.name(d), Size: size})
+	}
+	return m.tensor(m.b.Fill(t, 0), nil, axes...)
+}
+
+// apply finds the rule of a node and keeps its results.
+func (m *maker) apply(n *node) {
+	if strings.HasPrefix(n.Target, "higher_order.wrap_with_") {
+		m.inline(n)
+		return
+	}
+	env, target := m.env[n.graph], n.Target
+	if strings.HasPrefix(target, "aten.sym_") || strings.HasPrefix(target, "_operator.") {
+		return // sizes are known
+	}
+	change := inPlace(target)
+	if change {
+		target = strings.Replace(target, "_.", ".", 1)
+	}
+	f := rules[target]
+	if f == nil {
+		panic(refusal(""))
+	}
+	out := f(m, n)
+	for i, o := range n.Outputs {
+		env[o] = out[i]
+	}
+	if viewing[target] {
+		m.views[n.Outputs[0]] = n
+	}
+	if change {
+		self, _ := selfOf(n.Node)
+		m.changed(n, self, out[0])
+	}
+}
+
+// changed makes a tensor what an operation in place made of it, and with it what it is a part of.
+func (m *maker) changed(n *node, ref pt2.Ref, to *tensor) {
+	env := m.env[n.graph]
+	env[ref] = to
+	how := m.views[ref]
+	if how == nil {
+		return
+	}
+	self, _ := selfOf(how.Node)
+	whole := m.value(n.graph, self)
+	if how.Target != "aten.slice.Tensor" || how.int("step", 1) != 1 {
+		panic(refusal("a change in place of a view that is no slice"))
+	}
+	i := whole.at(how.int("dim", 0))
+	from, till := bounds(how, whole.axes[i].size)
+	var parts []*tensor
+	if from > 0 {
+		parts = append(parts, m.sliced(m.real(whole), i, 0, from, 1, "before"))
+	}
+	parts = append(parts, to)
+	if size := whole.axes[i].size; till < size {
+		parts = append(parts, m.sliced(m.real(whole), i, till, size, 1, "after"))
+	}
+	m.changed(n, self, m.joined(parts, i))
+}
+
+// value finds a tensor of a graph.
+func (m *maker) value(g *pt2.Graph, ref pt2.Ref) *tensor {
+	t := m.env[g][ref]
+	if t == nil {
+		panic(refusal("no value " + string(ref)))
+	}
+	return t
+}
+
+// inline writes the graph that a region calls. Gradients do not flow out of one without them.
+func (m *maker) inline(n *node) {
+	var sub *pt2.Graph
+	var args []pt2.Argument
+	grad := true
+	for i, a := range n.Args {
+		switch v := a.Value.(type) {
+		case *pt2.Graph:
+			sub, args = v, lists(n.Args[i+1:])
+		case bool:
+			grad = v || !strings.Contains(n.Target, "set_grad")
+		}
+		if sub != nil {
+			break
+		}
+	}
+	if sub == nil || len(args) != len(sub.Inputs) {
+		panic(refusal("a region with other inputs"))
+	}
+	m.env[sub] = map[pt2.Ref]*tensor{}
+	for i, in := range sub.Inputs {
+		to, ok := in.(pt2.Ref)
+		if from, isRef := args[i].(pt2.Ref); ok && isRef {
+			m.env[sub][to] = m.env[n.graph][from]
+		}
+	}
+	var results []pt2.Ref
+	for _, o := range sub.Outputs {
+		results = append(results, refs(o)...)
+	}
+	m.run(sub, needed(sub, results))
+	for i, o := range n.Outputs {
+		t := m.value(sub, results[i])
+		if !grad && t.v != nil && t.v.Type.Elem.Kind() == dtype.Float {
+			t = t.with(m.b.StopGradient(t.v))
+		}
+		m.env[n.graph][o] = t
+	}
+}
+
+func lists(args []pt2.Arg) []pt2.Argument {
+	var out []pt2.Argument
+	for _, a := range args {
+		out = append(out, a.Value)
+	}
+	return slices.Clip(out)
+}

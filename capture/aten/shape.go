@@ -1,0 +1,413 @@
+package aten
+
+import (
+	"fmt"
+	"slices"
+
+	"github.com/deepwell/deepwell/ir"
+)
+
+// shapeRules look at a tensor in another way, take a part of it, or join parts.
+var shapeRules = map[string]rule{
+	"aten.view.default": sole(view), "aten.reshape.default": sole(view),
+	"aten._unsafe_view.default": sole(view), "aten.flatten.using_ints": sole(view),
+	"aten.unsqueeze.default": sole(view), "aten.squeeze.dim": sole(view),
+	"aten.unflatten.int": sole(view),
+	"aten.transpose.int": sole(func(m *maker, n *node) *tensor {
+		x := n.tensor("self")
+		order := make([]int, len(x.axes))
+		for i := range order {
+			order[i] = i
+		}
+		i, j := x.at(n.int("dim0", 0)), x.at(n.int("dim1", 0))
+		order[i], order[j] = j, i
+		return m.permuted(x, order)
+	}),
+	"aten.t.default": sole(func(m *maker, n *node) *tensor {
+		return m.permuted(n.tensor("self"), []int{1, 0})
+	}),
+	"aten.permute.default": sole(func(m *maker, n *node) *tensor {
+		x := n.tensor("self")
+		var order []int
+		for _, d := range n.ints("dims") {
+			order = append(order, x.at(d))
+		}
+		return m.permuted(x, order)
+	}),
+	"aten.expand.default": sole(func(m *maker, n *node) *tensor {
+		return m.expanded(n.tensor("self"), n.out(0))
+	}),
+	"aten.slice.Tensor": sole(func(m *maker, n *node) *tensor {
+		x := n.tensor("self")
+		i := x.at(n.int("dim", 0))
+		from, to := bounds(n, x.axes[i].size)
+		if x.padded && from == 1 && i == len(x.axes)-1 {
+			return m.shifted(x)
+		}
+		return m.sliced(x, i, from, to, n.int("step", 1), "")
+	}),
+	"aten.select.int": sole(func(m *maker, n *node) *tensor {
+		x := n.tensor("self")
+		i, at := x.at(n.int("dim", 0)), n.int("index", 0)
+		if at < 0 {
+			at += x.axes[i].size
+		}
+		y := m.sliced(x, i, at, at+1, 1, "")
+		if y.known != nil {
+			return constant(y.elem, slices.Delete(y.sizes(), i, i+1), y.known)
+		}
+		y = m.squeezed(y, i)
+		return m.tensor(y.v, y.hidden, slices.Delete(slices.Clone(y.axes), i, i+1)...)
+	}),
+	"aten.chunk.default":            chunks,
+	"aten.split.Tensor":             chunks,
+	"aten.split_with_sizes.default": chunks,
+	"aten.cat.default": sole(func(m *maker, n *node) *tensor {
+		list := n.tensors("tensors")
+		list = slices.DeleteFunc(list, func(t *tensor) bool {
+			return slices.Contains(t.sizes(), 0)
+		})
+		return m.joined(list, list[0].at(n.int("dim", 0)))
+	}),
+	"aten.gather.default": sole(gathered),
+	"aten.pad.default": sole(func(m *maker, n *node) *tensor {
+		x, by := n.tensor("self"), n.ints("pad")
+		if x.label && slices.Equal(by, []int64{0, 1}) && n.float("value", 0) < 0 {
+			return &tensor{v: x.v, axes: m.longer(x), hidden: x.hidden, padded: true}
+		}
+		if n.float("value", 0) != 0 || n.text("mode", "constant") != "constant" {
+			panic(refusal("padding with other numbers than 0"))
+		}
+		x = m.real(x)
+		for k := 0; k+1 < len(by); k += 2 {
+			i := len(x.axes) - 1 - k/2
+			x = m.whole(x, i)
+			v := m.b.Pad(x.v, m.name(x.axes[i].dims[0]), by[k], by[k+1])
+			x = m.resized(x, v, i, x.axes[i].size+by[k]+by[k+1], fmt.Sprint("pad", k))
+		}
+		return x
+	}),
+}
+
+// longer gives the axes of labels with one more place.
+func (m *maker) longer(x *tensor) []axis {
+	axes := slices.Clone(x.axes)
+	axes[len(axes)-1].size++
+	return axes
+}
+
+// shifted undoes the shift of labels: they are given where the logits stand.
+func (m *maker) shifted(x *tensor) *tensor {
+	axes := slices.Clone(x.axes)
+	axes[len(axes)-1].size--
+	m.shift = true
+	return &tensor{v: x.v, axes: axes, hidden: x.hidden, label: true}
+}
+
+// view gives a tensor the sizes of the node's output, with the same elements in the same order.
+func view(m *maker, n *node) *tensor { return m.viewed(n.tensor("self"), n.out(0)) }
+
+func (m *maker) viewed(x *tensor, sizes []int64) *tensor {
+	if x.known != nil {
+		return constant(x.elem, sizes, x.known)
+	}
+	if slices.Equal(x.sizes(), sizes) {
+		return x
+	}
+	// What repeats cannot be regrouped with what does not.
+	for i, a := range x.axes {
+		if a.size > 1 && len(a.dims) == 0 && !slices.Contains(sizes, a.size) {
+			x = m.whole(x, i)
+		}
+	}
+	out := &tensor{v: x.v, hidden: x.hidden, label: x.label}
+	rest := slices.Clone(x.axes)
+	for _, size := range sizes {
+		var a axis
+		a, rest, out.v = m.take(out.v, rest, size)
+		out.axes = append(out.axes, a)
+	}
+	for _, a := range rest {
+		if len(a.dims) > 0 && len(out.axes) > 0 { // dimensions of size 1
+			last := &out.axes[len(out.axes)-1]
+			last.dims = append(slices.Clone(last.dims), a.dims...)
+		}
+	}
+	m.dims.meet(append(out.dims(), out.hidden...))
+	return out
+}
+
+// take takes dimensions from the front of a list of axes until their product is a size, and splits
+// the last if it is too large.
+func (m *maker) take(v *ir.Value, rest []axis, size int64) (axis, []axis, *ir.Value) {
+	a, have := axis{size: size}, int64(1)
+	for len(rest) > 0 {
+		first := rest[0]
+		switch {
+		case have == size && (first.size != 1 || len(a.dims) > 0):
+			return a, rest, v
+		case first.size == 1 && len(first.dims) == 0:
+			rest = rest[1:]
+			continue
+		case len(first.dims) == 0: // repeated
+			if have == 1 && first.size == size {
+				return a, rest[1:], v
+			}
+			panic(refusal("a view of a repeated axis"))
+		}
+		d := first.dims[0]
+		n := m.size(d)
+		if have*n > size || size%(have*n) != 0 {
+			need := size / have
+			if n%need != 0 {
+				panic(refusal("a view that regroups sizes without a common factor"))
+			}
+			hi, lo := m.dims.split(d, n/need)
+			v = m.b.Split(v, m.name(d), m.name(hi), m.name(lo), n/need)
+			a.dims = append(a.dims, hi)
+			dims := append([]dim{lo}, first.dims[1:]...)
+			rest = append([]axis{{dims, first.size / need}}, rest[1:]...)
+			return a, rest, v
+		}
+		a.dims, have = append(a.dims, d), have*n
+		left := axis{first.dims[1:], first.size / n}
+		if rest = rest[1:]; len(left.dims) > 0 {
+			rest = append([]axis{left}, rest...)
+		}
+	}
+	if have != size {
+		panic(refusal("a view of another number of elements"))
+	}
+	return a, rest, v
+}
+
+// permuted puts axes in another order; nothing moves.
+func (m *maker) permuted(x *tensor, order []int) *tensor {
+	axes := make([]axis, len(order))
+	for i, j := range order {
+		axes[i] = x.axes[j]
+	}
+	if x.known == nil {
+		return &tensor{v: x.v, axes: axes, hidden: x.hidden}
+	}
+	step, sizes := strides(x.sizes()), make([]int64, len(order))
+	for i, j := range order {
+		sizes[i] = x.axes[j].size
+	}
+	return x.picked(sizes, func(at []int64) (k int64) {
+		for i, j := range order {
+			k += at[i] * step[j]
+		}
+		return k
+	})
+}
+
+// expanded repeats axes of size 1.
+func (m *maker) expanded(x *tensor, sizes []int64) *tensor {
+	shift := len(sizes) - len(x.axes)
+	if x.known != nil {
+		step := strides(x.sizes())
+		return x.picked(sizes, func(at []int64) (k int64) {
+			for i, a := range x.axes {
+				if a.size > 1 {
+					k += at[i+shift] * step[i]
+				}
+			}
+			return k
+		})
+	}
+	axes := make([]axis, len(sizes))
+	for i, n := range sizes {
+		axes[i].size = n
+		if i < shift {
+			continue
+		}
+		if x.axes[i-shift].size == 1 && n > 1 {
+			x = m.squeezed(x, i-shift)
+		}
+		axes[i].dims = x.axes[i-shift].dims
+	}
+	return &tensor{v: x.v, axes: axes, hidden: x.hidden}
+}
+
+// bounds gives the range of a slice as torch means it.
+func bounds(n *node, size int64) (from, to int64) {
+	place := func(name string, absent int64) int64 {
+		if !n.has(name) {
+			return absent
+		}
+		p := n.int(name, absent)
+		if p < 0 {
+			p += size
+		}
+		return min(max(p, 0), size)
+	}
+	from, to = place("start", 0), place("end", size)
+	return from, max(from, to)
+}
+
+// resized is a tensor whose axis i got another size by an operation on its one dimension.
+func (m *maker) resized(x *tensor, v *ir.Value, i int, size int64, key string) *tensor {
+	old := x.axes[i].dims[0]
+	d := m.fresh(fmt.Sprint("part", i, key), size, old)
+	if m.name(d) != m.name(old) {
+		v = m.b.Rename(v, m.name(old), m.name(d))
+	}
+	axes := slices.Clone(x.axes)
+	axes[i] = axis{[]dim{d}, size}
+	return m.tensor(v, x.hidden, axes...)
+}
+
+// sliced takes a range of an axis.
+func (m *maker) sliced(x *tensor, i int, from, to, step int64, key string) *tensor {
+	n := x.axes[i].size
+	size := (to - from + step - 1) / step
+	if from == 0 && to == n && step == 1 {
+		return x
+	}
+	if x.known != nil {
+		stride, sizes := strides(x.sizes()), x.sizes()
+		sizes[i] = size
+		return x.picked(sizes, func(at []int64) (k int64) {
+			for j := range at {
+				if j == i {
+					k += (from + at[j]*step) * stride[j]
+				} else {
+					k += at[j] * stride[j]
+				}
+			}
+			return k
+		})
+	}
+	axes := slices.Clone(x.axes)
+	switch a := x.axes[i]; {
+	case size == 0:
+		axes[i] = axis{}
+		return &tensor{v: x.v, axes: axes, hidden: x.hidden}
+	case len(a.dims) == 0:
+		axes[i].size = size
+		return &tensor{v: x.v, axes: axes, hidden: x.hidden}
+	}
+	// A range of whole rows of the major dimension needs no joining: [heads, 3, head] is taken so.
+	if a := x.axes[i]; step == 1 && len(a.dims) > 1 {
+		inner := n / m.size(a.dims[0])
+		if from%inner == 0 && to%inner == 0 {
+			major := a.dims[0]
+			v := m.b.Slice(x.v, m.name(major), from/inner, to/inner)
+			d := m.fresh(fmt.Sprint("rows", i, key), size/inner, major)
+			if m.name(d) != m.name(major) {
+				v = m.b.Rename(v, m.name(major), m.name(d))
+			}
+			axes[i] = axis{append([]dim{d}, a.dims[1:]...), size}
+			return m.tensor(v, x.hidden, axes...)
+		}
+	}
+	x = m.whole(x, i)
+	if step == 1 {
+		v := m.b.Slice(x.v, m.name(x.axes[i].dims[0]), from, to)
+		return m.resized(x, v, i, size, key)
+	}
+	if n%step != 0 || from >= step || to != n {
+		panic(refusal("a slice whose step does not divide the size"))
+	}
+	x = m.apart(x, x.axes[i].dims[0], step)
+	hi, lo := x.axes[i].dims[0], x.axes[i].dims[1]
+	v := m.b.Sum(m.b.Slice(x.v, m.name(lo), from, from+1), m.name(lo))
+	axes = slices.Clone(x.axes)
+	axes[i] = axis{[]dim{hi}, size}
+	return m.tensor(v, x.hidden, axes...)
+}
+
+// chunks takes an axis apart into as many parts as the node has outputs.
+func chunks(m *maker, n *node) []*tensor {
+	x := n.tensor("self")
+	i := x.at(n.int("dim", 0))
+	var list []*tensor
+	from := int64(0)
+	for k := range n.Outputs {
+		to := from + n.out(k)[i]
+		list = append(list, m.sliced(x, i, from, to, 1, fmt.Sprint("chunk", k)))
+		from = to
+	}
+	return list
+}
+
+// joined concatenates along axis i.
+func (m *maker) joined(list []*tensor, i int) *tensor {
+	if len(list) == 1 {
+		return list[0]
+	}
+	size := int64(0)
+	var hidden []dim
+	for k := range list {
+		list[k] = m.whole(m.real(list[k]), i)
+		size += list[k].axes[i].size
+		hidden = append(hidden, list[k].hidden...)
+	}
+	to := m.fresh("cat", size, list[0].axes[i].dims[0])
+	// All other axes must be the same, and all parts have the joined dimension.
+	for j := range list[0].axes {
+		for k := 1; j != i && k < len(list); k++ {
+			for r := range list {
+				if len(list[r].axes[j].dims) == 0 && len(list[(r+1)%len(list)].axes[j].dims) > 0 {
+					list[r] = m.likeAxis(list[r], list[(r+1)%len(list)], j)
+				}
+			}
+			list[0], list[k] = m.match(list[0], list[k], j, j)
+		}
+	}
+	all, _ := union(list...)
+	order := slices.DeleteFunc(all, func(d dim) bool {
+		return slices.ContainsFunc(list, func(t *tensor) bool { return t.axes[i].dims[0] == d })
+	})
+	var parts []*ir.Value
+	for k := range list {
+		own := list[k].axes[i].dims[0]
+		t := m.spread(list[k], order)
+		v := t.v
+		if m.name(own) != m.name(to) {
+			v = m.b.Rename(v, m.name(own), m.name(to))
+		}
+		parts = append(parts, m.b.Transpose(v, append(m.names(order), m.name(to))...))
+	}
+	axes := slices.Clone(list[0].axes)
+	axes[i] = axis{[]dim{to}, size}
+	return m.tensor(m.b.Concat(m.name(to), parts...), hidden, axes...)
+}
+
+// likeAxis repeats a tensor along the dimensions that another has at an axis.
+func (m *maker) likeAxis(t, like *tensor, j int) *tensor {
+	axes := slices.Clone(t.axes)
+	axes[j].dims = like.axes[j].dims
+	return m.tensor(m.spread(t, like.axes[j].dims).v, t.hidden, axes...)
+}
+
+// gathered picks along an axis by numbers, which the last axis of the graph allows.
+func gathered(m *maker, n *node) *tensor {
+	x, where := n.tensor("self"), n.tensor("index")
+	i := x.at(n.int("dim", 0))
+	if x.known != nil && repeats(x.known, x.axes[i].size, strides(x.sizes())[i]) {
+		// Whatever is picked is the same.
+		return m.expanded(m.sliced(x, i, 0, 1, 1, ""), where.sizes())
+	}
+	x, where = m.real(x), m.real(where)
+	if i != len(x.axes)-1 {
+		panic(refusal("gather along another axis than the last"))
+	}
+	x, where = m.whole(x, i), m.whole(where, i)
+	for k := range i {
+		x, where = m.match(m.whole(x, k), m.whole(where, k), k, k)
+	}
+	along, own := x.axes[i].dims[0], where.axes[i].dims[0]
+	rows, _ := union(&tensor{axes: x.axes[:i]})
+	order := append(m.names(rows), m.name(along))
+	places := where.v
+	if m.name(own) != m.name(along) {
+		places = m.b.Rename(places, m.name(own), m.name(along))
+	}
+	v := m.b.Gather(m.b.Transpose(x.v, order...), m.b.Transpose(places, order...), m.name(along))
+	if m.name(own) != m.name(along) {
+		v = m.b.Rename(v, m.name(along), m.name(own))
+	}
+	return m.tensor(v, nil, where.axes...)
+}
