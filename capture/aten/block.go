@@ -165,8 +165,6 @@ func filled(by float64) rule {
 	})
 }
 
-var expertRules = map[string]rule{}
-
 // dropped multiplies by a mask that is an input.
 func (m *maker) dropped(*tensor, *node) *tensor {
 	panic(refusal("dropout with a probability"))

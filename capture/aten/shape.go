@@ -382,6 +382,14 @@ func (m *maker) likeAxis(t, like *tensor, j int) *tensor {
 	return m.tensor(m.spread(t, like.axes[j].dims).v, t.hidden, axes...)
 }
 
+// some gives an axis a dimension if it has none.
+func (m *maker) some(t *tensor, i int) *tensor {
+	if len(t.axes[i].dims) > 0 {
+		return t
+	}
+	return m.whole(t, i)
+}
+
 // gathered picks along an axis by numbers, which the last axis of the graph allows.
 func gathered(m *maker, n *node) *tensor {
 	x, where := n.tensor("self"), n.tensor("index")
@@ -396,7 +404,7 @@ func gathered(m *maker, n *node) *tensor {
 	}
 	x, where = m.whole(x, i), m.whole(where, i)
 	for k := range i {
-		x, where = m.match(m.whole(x, k), m.whole(where, k), k, k)
+		x, where = m.match(m.some(x, k), m.some(where, k), k, k)
 	}
 	along, own := x.axes[i].dims[0], where.axes[i].dims[0]
 	rows, _ := union(&tensor{axes: x.axes[:i]})
