@@ -14,6 +14,7 @@ import (
 func main() {
 	isolate.Main() // the same binary is the child that compiles
 	replay.Main()  // and the one that replays
+	endWithParent()
 	if len(os.Args) > 1 && os.Args[1] == "train" {
 		// Memory that stays made steps 1.4 to 1.6 times as fast (docs/decisions/0014-cpu-lowering.md);
 		// without it a run only takes longer.

@@ -42,8 +42,8 @@ func (a *app) policy() *cobra.Command {
 // printPolicy prints the rules in the order in which they apply.
 func (a *app) printPolicy(p *precision.Policy, share map[dtype.Format]float64,
 	job deepwell.PolicyJob) error {
+	a.print(map[string]any{"policy": json.RawMessage(p.String()), "share": share})
 	if a.json {
-		a.print(map[string]any{"policy": json.RawMessage(p.String()), "share": share})
 		return nil
 	}
 	var parts []string

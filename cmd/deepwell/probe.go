@@ -1,6 +1,8 @@
 package main
 
 import (
+	"encoding/json"
+
 	"github.com/spf13/cobra"
 
 	"github.com/deepwell/deepwell/diag"
@@ -36,6 +38,7 @@ func (a *app) probe() *cobra.Command {
 				_, err = a.stdout.Write(js)
 				return err
 			}
+			a.print(json.RawMessage(js))
 			return m.WriteTable(a.stdout)
 		},
 	})

@@ -29,6 +29,7 @@ type app struct {
 	stdout, stderr io.Writer
 	getenv         func(string) string
 	json           bool
+	jsonFile       string // gets what --json prints, while text goes on; "" for none
 	verbose        bool
 	finish         func() // wipes the live line
 	result         any    // what --json prints when the command has ended; nil if it gave nothing
@@ -59,7 +60,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer,
 func (a *app) fail(err error) int {
 	e := diag.From(err)
 	switch {
-	case a.json:
+	case a.json || a.jsonFile != "":
 		a.flush(e)
 	case e.Class() == diag.Interrupted || e.Class() == diag.Terminated:
 		// It was asked for: no error, so no code.
@@ -75,10 +76,14 @@ func (a *app) root() *cobra.Command {
 	root := documented("deepwell", &cobra.Command{
 		SilenceErrors: true,
 		SilenceUsage:  true,
+		Version:       version,
 		Args:          noArgs,
 		RunE:          func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
 	})
 	root.PersistentFlags().BoolVar(&a.json, "json", false, "print one JSON object instead of text")
+	root.PersistentFlags().StringVar(&a.jsonFile, "json-file", "",
+		"write what --json prints to this file; text is printed as without it, errors are not")
+	root.SetVersionTemplate("deepwell {{.Version}}\n")
 	root.PersistentFlags().BoolVarP(&a.verbose, "verbose", "v", false, "print the name of every pass")
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
 		if e, ok := errors.AsType[*pflag.NotExistError](err); ok {
@@ -96,6 +101,9 @@ func (a *app) root() *cobra.Command {
 	root.SetHelpCommand(a.help(root))
 	return root
 }
+
+// version is the program's, and the Python package's.
+const version = "0.1.0"
 
 // renamedFlags gives the present name of flags that had another one.
 var renamedFlags = map[string]string{"replay": "rerun", "handover": "reference-run"}
@@ -231,7 +239,7 @@ func (a *app) table(head string, rows func(w io.Writer)) error {
 // print keeps a value for the end of the command, if it is to be JSON: --json promises one object,
 // and a verb may still fail after it has a result.
 func (a *app) print(v any) {
-	if a.json {
+	if a.json || a.jsonFile != "" {
 		a.result = v
 	}
 }
@@ -261,11 +269,16 @@ func (a *app) flush(failed *diag.Error) {
 	if err == nil {
 		err = json.Indent(&out, js, "", "  ")
 	}
+	out.WriteByte('\n')
+	if err == nil && a.json {
+		_, err = a.stdout.Write(out.Bytes())
+	}
+	if err == nil && a.jsonFile != "" {
+		err = os.WriteFile(a.jsonFile, out.Bytes(), 0o666) // may be a pipe: it is not replaced
+	}
 	if err != nil {
 		fmt.Fprintln(a.stderr, diag.From(err).Format())
-		return
 	}
-	fmt.Fprintln(a.stdout, out.String())
 }
 
 // help prints the help of a command, or with --json all commands as data.

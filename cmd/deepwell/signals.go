@@ -5,8 +5,12 @@ import (
 	"fmt"
 	"os"
 	"os/signal"
+	"runtime"
+	"strconv"
 	"syscall"
 	"time"
+
+	"golang.org/x/sys/unix"
 
 	"github.com/deepwell/deepwell/diag"
 )
@@ -52,6 +56,30 @@ func untilSignal(parent context.Context, exit func(int)) context.Context {
 		}
 	}()
 	return ctx
+}
+
+// parentEnv holds the process id of a program that waits for this one, such as Python.
+const parentEnv = "DEEPWELL_PARENT"
+
+// endWithParent has the kernel send SIGTERM when the program that [parentEnv] names ends, however
+// it ends, so that it leaves no process behind. Children have another parent and are not concerned.
+func endWithParent() {
+	parent := os.Getppid()
+	if os.Getenv(parentEnv) != strconv.Itoa(parent) {
+		return
+	}
+	set := make(chan struct{})
+	go func() {
+		runtime.LockOSThread() // the setting is the thread's, and ends with it
+		// If it fails the program only runs to its end.
+		_ = unix.Prctl(unix.PR_SET_PDEATHSIG, uintptr(syscall.SIGTERM), 0, 0, 0)
+		close(set)
+		select {}
+	}()
+	<-set
+	if os.Getppid() != parent { // it ended meanwhile
+		os.Exit(int(diag.Terminated))
+	}
 }
 
 // outlivePipe lets writes to a pipe that nobody reads any more fail instead of ending the process,

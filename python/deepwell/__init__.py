@@ -1,0 +1,28 @@
+"""Plan, compile and simulate the training of Transformer models, without a GPU and without torch.
+
+    import deepwell as dw
+    plan = dw.autoplan("llama3.1-8b", hw="8xb200", precision="mxfp8")
+    print(dw.dryrun(plan))
+
+Each call runs one command of the program that comes with this package. Results are frozen and print
+as the command line prints them; what goes wrong is an Error with a code and a fix.
+"""
+
+from __future__ import annotations
+
+from importlib import metadata as _metadata
+
+from ._calls import autoplan, capture, compile, dryrun, export, probe
+from ._program import Error
+from ._results import (GPU, Choice, DryRun, Engine, Exported, Machine, Model, Plan, Policy, Precision,
+                       PrecisionPolicy)
+
+__all__ = ["GPU", "Choice", "DryRun", "Engine", "Error", "Exported", "Machine", "Model", "Plan",
+           "Policy", "Precision", "PrecisionPolicy", "autoplan", "capture", "compile", "dryrun",
+           "export", "probe"]
+
+
+def __getattr__(name: str) -> str:
+    if name == "__version__":  # asked of the installed package, and only when wanted
+        return _metadata.version("deepwell")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
