@@ -18,6 +18,7 @@ var blockRules = map[string]rule{
 		}
 		x = m.whole(x, i)
 		w, bias := m.normWeight(n, "weight", &x, 1), m.normWeight(n, "bias", &x, 0)
+		m.dims.wish(x.axes[i].dims[0], ir.EmbedDim)
 		dim := m.name(x.axes[i].dims[0])
 		return x.with(m.b.LayerNorm(x.v, w, bias, dim, n.float("eps", 1e-5)))
 	}),

@@ -30,8 +30,8 @@ type entry struct {
 }
 
 // houseNames are the names that mean something, those that win first.
-var houseNames = []string{ir.Batch, ir.Vocab, ir.Seq, ir.EmbedDim, ir.Heads, ir.KVHeads, ir.HeadDim,
-	ir.Keys, ir.ExpertDim, ir.RouterDim, ir.Choice, ir.MLPDim}
+var houseNames = []string{ir.Batch, ir.Vocab, ir.Seq, ir.Heads, ir.KVHeads, ir.HeadDim, ir.Keys,
+	ir.ExpertDim, ir.RouterDim, ir.Choice, ir.EmbedDim, ir.MLPDim}
 
 func newTable() *table {
 	return &table{byKey: map[string]dim{}, together: map[[2]dim]bool{}, names: map[dim]string{}}
@@ -83,11 +83,12 @@ func (t *table) split(d dim, minor int64) (dim, dim) {
 	d = t.root(d)
 	if p := t.all[d].parts; p != nil {
 		if t.all[p[1]].size == minor {
-			return p[0], p[1]
+			return t.root(p[0]), t.root(p[1])
 		}
 		// Split another way before: this way is this reading's alone.
 		key := t.all[d].key + "/" + strconv.FormatInt(minor, 10)
-		return t.dim(key+"<", t.all[d].size/minor, "", -1), t.dim(key+">", minor, "", -1)
+		hi, lo := t.dim(key+"<", t.all[d].size/minor, "", -1), t.dim(key+">", minor, "", -1)
+		return t.root(hi), t.root(lo)
 	}
 	key := t.all[d].key
 	major := t.dim(key+"<", t.all[d].size/minor, "", -1)
@@ -151,17 +152,28 @@ func (t *table) wanted(d dim) string {
 // rename gives names to all roots, and reports whether any changed. Two may have one name if no
 // tensor has both.
 func (t *table) rename() bool {
-	names := map[dim]string{}
+	names, numbers := map[dim]string{}, map[string]int{}
 	have := map[string][]dim{}
 	for i := range t.all {
 		d := dim(i)
 		if t.root(d) != d {
 			continue
 		}
+		taken := func(name string) bool {
+			return name == "" || slices.ContainsFunc(have[name], func(o dim) bool {
+				return t.together[[2]dim{o, d}]
+			})
+		}
 		name := t.wanted(d)
-		if name == "" || slices.ContainsFunc(have[name], func(o dim) bool {
-			return t.together[[2]dim{o, d}]
-		}) {
+		if taken(name) { // layers give a dimension without a name the same number
+			at, rest := placeOf(t.all[d].key)
+			kind := at.list + "." + rest
+			if _, ok := numbers[kind]; !ok {
+				numbers[kind] = len(numbers)
+			}
+			name = "dim" + strconv.Itoa(numbers[kind])
+		}
+		if taken(name) {
 			name = "d" + strconv.Itoa(i)
 		}
 		names[d] = name

@@ -1,8 +1,45 @@
+// Package aten turns the program of torch.export into a model: the graph of its loss.
+//
+//	archive, err := pt2.Open("model.pt2")
+//	...
+//	m, err := aten.New(archive)
+//	g, err := m.Graph(model.Shape{Batch: 8, Seq: 1024, Elem: dtype.BF16})
+//
+// # Names of dimensions
+//
+// Dimensions of ATen have places, and dimensions of the graph have names, by which plans shard and
+// policies choose. One idea leads from places to names: an axis of a tensor is a product of
+// dimensions. A view that splits an axis splits a dimension, a view that joins axes lists the
+// dimensions of one axis, and a transposition puts axes in another order: none of them moves
+// anything. An operation that lines two axes up makes their dimensions one. What was split or made
+// one is remembered, and the program is read again until nothing new is found; by then the weight
+// [out, in] of queries is [heads, head, embed], since a view has split its result and a residual
+// has joined its input. Two dimensions of one tensor are never made one: there a tensor is renamed
+// on the way, as keys are that come from the queries' sequence.
+//
+// A dimension has the name that an operation knows: attention knows seq, keys, heads, kv and head,
+// the loss vocab, the embedding vocab and embed, experts theirs. Others are called by what they
+// are part of, or numbered.
+//
+// # What becomes of the program
+//
+// Regions without gradients are inlined, operations in place become operations on what they change,
+// and what computes nothing is dropped: assertions, aliases, dropout of nothing. The labels stand
+// where the logits stand ([model.InputLabels]): a shift in the program is taken out. The mean over
+// labels becomes a sum times [model.InputShare], and what counts along the sequence reads
+// [model.InputPositions]. Buffers that are not trained are written as what they count.
+//
+// Layers that follow each other in a list of modules become one loop if their operations are equal,
+// and if they read the same values from outside, or what the layer before made: the parameters are
+// stacked. Layers may differ in turn, as with local and global attention.
+//
+// What is not supported is listed in one error: every operator, with its module and source line.
 package aten
 
 import (
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/deepwell/deepwell/capture/pt2"
@@ -21,6 +58,7 @@ type Model struct {
 	logits  pt2.Ref
 	inputs  map[pt2.Ref]pt2.Spec
 	params  []model.Param
+	stacks  map[string]stack // parameters of loops by name
 	// Shifted: the program moves the labels itself. Labels of [model.InputLabels] are moved already.
 	shifted bool
 }
@@ -29,7 +67,7 @@ type Model struct {
 // supported.
 func New(a *pt2.Archive) (*Model, error) {
 	m := &Model{archive: a, sole: map[string]string{}, inputs: map[pt2.Ref]pt2.Spec{},
-		elem: dtype.F32}
+		elem: dtype.F32, stacks: map[string]stack{}}
 	for _, group := range a.Tied() {
 		for _, name := range group {
 			m.sole[name] = group[0]
@@ -61,7 +99,10 @@ func New(a *pt2.Archive) (*Model, error) {
 		return nil, err
 	}
 	for _, v := range g.Params() {
-		p := m.param(v)
+		p, err := m.param(v)
+		if err != nil {
+			return nil, err
+		}
 		m.params = append(m.params, p)
 	}
 	return m, nil
@@ -75,15 +116,23 @@ const probeSeq = 7
 func (m *Model) Params() []model.Param { return m.params }
 
 // param describes an input of the graph.
-func (m *Model) param(v *ir.Value) model.Param {
-	t, _ := m.archive.Tensor(v.Name)
-	p := model.Param{Name: v.Name, Dims: v.Type.Dims, Tag: tagOf(v.Name), Source: v.Name,
-		Shape: slices.Clone(t.Dims), Buffer: !t.Param}
+func (m *Model) param(v *ir.Value) (model.Param, error) {
+	p := model.Param{Name: v.Name, Dims: v.Type.Dims, Source: v.Name}
+	first := v.Name
+	if s, ok := m.stacks[v.Name]; ok {
+		p.Source, p.First, p.Step = s.source, s.first, s.step
+		first = strings.Replace(s.source, "{}", strconv.FormatInt(s.first, 10), 1)
+	}
+	t, err := m.archive.Tensor(first)
+	if err != nil {
+		return p, err
+	}
+	p.Tag, p.Shape, p.Buffer = tagOf(first), slices.Clone(t.Dims), !t.Param
 	if len(p.Shape) == 0 {
 		p.Shape = []int64{1}
 	}
 	p.To = p.Shape[max(len(p.Shape)-2, 0)]
-	return p
+	return p, nil
 }
 
 // Graph implements [model.Model].
@@ -123,7 +172,7 @@ func (m *Model) build(s model.Shape, result pt2.Ref) (*ir.Graph, error) {
 			return nil, err
 		}
 		if renamed := dims.rename(); !dims.changed && !renamed {
-			return g, nil
+			return r.looped(g)
 		}
 	}
 	return nil, diag.New(diag.Internal, "the dimensions of the program got no names in %d readings",

@@ -60,6 +60,9 @@ var productRules = map[string]rule{
 func (m *maker) linear(n *node, x, w *tensor, bias string) *tensor {
 	last := len(x.axes) - 1
 	x, w = m.match(x, w, last, 0)
+	if tagOf(n.path()) == ir.MLP { // embed wins where the two are one
+		m.wishes(w, ir.MLPDim, ir.MLPDim)
+	}
 	y := m.contract(x, w, [][2]int{{last, 0}}, nil, true)
 	axes := append(slices.Clone(x.axes[:last]), y.second[1])
 	out := m.tensor(y.v, x.hidden, axes...)

@@ -27,13 +27,15 @@ type maker struct {
 	share      *ir.Value
 	shift      bool // the program moves the labels
 	missing    unsupported
+	marks      []mark
+	count      map[place]int // nodes so far
 }
 
 // read writes the graph of a result.
 func (m *maker) read(result pt2.Ref) (*ir.Graph, error) {
 	p := m.archive.Program
 	m.env = map[*pt2.Graph]map[pt2.Ref]*tensor{p.Graph: {}}
-	m.views = map[pt2.Ref]*node{}
+	m.views, m.count = map[pt2.Ref]*node{}, map[place]int{}
 	if err := m.bind(); err != nil {
 		return nil, err
 	}
@@ -278,7 +280,9 @@ func (m *maker) run(g *pt2.Graph, live map[*pt2.Node]bool) {
 // all that follows is tried.
 func (m *maker) write(n *node) {
 	outer := m.key
-	m.key = outer + string(n.Outputs[0]) + ":"
+	at, _ := placeOf(n.path())
+	m.count[at]++
+	m.key = fmt.Sprintf("%s%s.%d.:%d:", outer, at.list, at.n, m.count[at])
 	defer func() {
 		defer func() { m.key = outer }()
 		if r := recover(); r != nil {
@@ -328,6 +332,7 @@ func (m *maker) apply(n *node) {
 	out := f(m, n)
 	for i, o := range n.Outputs {
 		env[o] = out[i]
+		m.mark(n, out[i])
 	}
 	if viewing[target] {
 		m.views[n.Outputs[0]] = n
@@ -335,6 +340,13 @@ func (m *maker) apply(n *node) {
 	if change {
 		self, _ := selfOf(n.Node)
 		m.changed(n, self, out[0])
+	}
+}
+
+// mark notes the place of what a node made.
+func (m *maker) mark(n *node, t *tensor) {
+	if at, _ := placeOf(n.path()); t.v != nil {
+		m.marks = append(m.marks, mark{t.v, at})
 	}
 }
 
@@ -410,6 +422,7 @@ func (m *maker) inline(n *node) {
 			t = t.with(m.b.StopGradient(t.v))
 		}
 		m.env[n.graph][o] = t
+		m.mark(n, t)
 	}
 }
 

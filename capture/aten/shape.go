@@ -356,23 +356,32 @@ func (m *maker) joined(list []*tensor, i int) *tensor {
 			list[0], list[k] = m.match(list[0], list[k], j, j)
 		}
 	}
-	all, _ := union(list...)
-	order := slices.DeleteFunc(all, func(d dim) bool {
-		return slices.ContainsFunc(list, func(t *tensor) bool { return t.axes[i].dims[0] == d })
-	})
+	axes := slices.Clone(list[0].axes)
+	axes[i] = axis{[]dim{to}, size}
+	out := m.tensor(nil, hidden, axes...)
+	all, _ := union(out)
 	var parts []*ir.Value
 	for k := range list {
 		own := list[k].axes[i].dims[0]
-		t := m.spread(list[k], order)
-		v := t.v
+		rest := slices.DeleteFunc(slices.Clone(all), func(d dim) bool { return d == to })
+		v := m.spread(list[k], rest).v
 		if m.name(own) != m.name(to) {
 			v = m.b.Rename(v, m.name(own), m.name(to))
 		}
-		parts = append(parts, m.b.Transpose(v, append(m.names(order), m.name(to))...))
+		parts = append(parts, v)
 	}
-	axes := slices.Clone(list[0].axes)
-	axes[i] = axis{[]dim{to}, size}
-	return m.tensor(m.b.Concat(m.name(to), parts...), hidden, axes...)
+	// The order is the parts' own if it is the same, and the program's otherwise.
+	order := ir.Names(parts[0].Type.Dims)
+	for _, v := range parts[1:] {
+		if !slices.Equal(ir.Names(v.Type.Dims), order) {
+			order = append(m.names(out.hidden), m.names(out.dims())...)
+		}
+	}
+	for k, v := range parts {
+		parts[k] = m.b.Transpose(v, order...)
+	}
+	out.v = m.b.Concat(m.name(to), parts...)
+	return out
 }
 
 // likeAxis repeats a tensor along the dimensions that another has at an axis.
