@@ -311,7 +311,7 @@ func (r *dryRunner) lowerPrecision(now *dryrun.Timeline) (list []dryrun.Suggesti
 		return nil, nil
 	}
 	for _, p := range dtype.Formats() {
-		if has(r.search.Cluster.GPU, p) != nil {
+		if has(r.search.Cluster.GPU, p) != nil || r.plan.CheckShards(r.search.Config, p) != nil {
 			continue
 		}
 		priced, err := r.estimator.With(estimate.Options{Precision: p}).Price(r.plan)

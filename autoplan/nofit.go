@@ -92,8 +92,10 @@ func (s *searcher) misfit() string {
 			return fmt.Sprintf("sequences of %d tokens cannot be split into %d", j.Seq, j.chunks(n))
 		case axis == "cp" && n > max(1, j.Seq/leastChunk):
 			return fmt.Sprintf("cp %d leaves shards of fewer than %d tokens", n, leastChunk)
-		case axis == "ep" && n > 1 && (c.MoE == nil || c.MoE.Experts%n != 0):
-			return fmt.Sprintf("the experts cannot be split evenly over ep %d", n)
+		case axis == "ep" && n > 1 && c.MoE == nil:
+			return fmt.Sprintf("ep %d shards experts, and %s has none", n, j.Model)
+		case axis == "ep" && n > 1 && c.MoE.Experts%n != 0:
+			return fmt.Sprintf("%d experts cannot be sharded over ep %d", c.MoE.Experts, n)
 		case axis == "pp" && n > c.Layers:
 			return fmt.Sprintf("%d layers cannot be split into %d stages", c.Layers, n)
 		case all%n != 0:
@@ -176,6 +178,13 @@ func (s *searcher) empty() string {
 	})
 	if len(fit) == 0 {
 		return "no mesh leaves every device whole scale blocks of its weights and activations"
+	}
+	if fixed := j.Fixed.only("ep_kind", "ep_overlap"); fixed != "" && !slices.ContainsFunc(fit,
+		func(o meshOption) bool { return len(j.exchanges(o, j.Cluster.Domain())) > 0 }) {
+		o := max(0, slices.IndexFunc(fit, func(o meshOption) bool {
+			return o.ep > 1 && o.microbatch%2 == 0
+		}))
+		return "no mesh and precision can have " + fixed + ": " + j.halfBatches(fit[o])
 	}
 	return "no pipeline schedule has " + j.Fixed.only("pp", "schedule", "virtual", "microbatch")
 }

@@ -357,6 +357,9 @@ func TestHeldOutDocumentsAreWhole(t *testing.T) {
 		if tail := b.Labels[stats.HeldOut*8:]; slices.Max(tail) != Ignored || b.Count > stats.HeldOut*8 {
 			t.Errorf("rows behind the last one count: %v, %d labels", tail, b.Count)
 		}
+		if tail := b.IDs[stats.HeldOut*8:]; !slices.Equal(tail[:8], b.IDs[:8]) { // not all one token
+			t.Errorf("the row behind the last one is %v, the first %v", tail[:8], b.IDs[:8])
+		}
 		held := taken(t, l, b)
 		b, _, err = l.Take(t.Context(), nil, int(l.Sequences()), 0, 1)
 		if err != nil {

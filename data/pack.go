@@ -47,6 +47,7 @@ type Position map[string]int64
 type rowAt struct {
 	stream *stream
 	row    int64
+	padded bool // no label of it counts
 }
 
 // Take gives the sequences of the step that begins at a position, and the position behind it. rows
@@ -81,7 +82,7 @@ func (l *Loader) Take(ctx context.Context, at Position, rows, rank, ranks int) (
 			}
 			row = orders[n].at(row)
 		}
-		list[i] = rowAt{&s.train, row}
+		list[i] = rowAt{stream: &s.train, row: row}
 		taken[n]++
 		total++
 	}
@@ -177,7 +178,7 @@ func (l *Loader) batch(list []rowAt, rank, ranks int) (b *Batch, err error) {
 // count gives the number of labels of a row that count: tokens that are to be learned and are not
 // the first of a document.
 func (r rowAt) count(seq int, joined bool) int64 {
-	if r.stream == nil {
+	if r.stream == nil || r.padded {
 		return 0
 	}
 	from := r.row*int64(seq) + 1
@@ -216,7 +217,7 @@ func (r rowAt) fill(b *Batch, i int, joined bool) {
 		other := at.next()
 		token = c.token(at.token)
 		labels[i] = token
-		if !c.learned(at.token) {
+		if r.padded || !c.learned(at.token) {
 			labels[i] = Ignored
 		}
 		if other && !joined {
@@ -290,17 +291,24 @@ func (l *Loader) Eval(ctx context.Context, first int64, rows, rank, ranks int) (
 	return l.batch(list, rank, ranks)
 }
 
-// evalRow finds a validation row; the sources follow one after the other. It is empty past the
-// last.
+// evalRow finds a validation row; the sources follow one after the other. Past the last they begin
+// again, and no label counts: rows of one token would all go to the same experts, which have no
+// room for them.
 func (l *Loader) evalRow(row int64) rowAt {
 	for _, s := range l.sources {
 		stream, rows := s.evaluated(l.holdsOut())
 		if row < rows {
-			return rowAt{stream, row}
+			return rowAt{stream: stream, row: row}
 		}
 		row -= rows
 	}
-	return rowAt{}
+	n := l.EvalSequences()
+	if n == 0 {
+		return rowAt{}
+	}
+	at := l.evalRow(row % n) // what is left of row is behind all of them
+	at.padded = true
+	return at
 }
 
 // Row gives one row of a source in the order of the files; the rows that were held out follow those
@@ -314,9 +322,9 @@ func (l *Loader) Row(source string, row int64) (*Batch, error) {
 			return nil, diag.New(diag.BadInput, "there is no row %d: the last one is %d", row, last).
 				Try("count from 0")
 		}
-		at := rowAt{&s.train, row}
+		at := rowAt{stream: &s.train, row: row}
 		if row >= s.stats.Sequences {
-			at = rowAt{&s.heldOut, row - s.stats.Sequences}
+			at = rowAt{stream: &s.heldOut, row: row - s.stats.Sequences}
 		}
 		return l.batch([]rowAt{at}, 0, 1)
 	}

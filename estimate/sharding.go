@@ -91,9 +91,9 @@ func (e *Estimator) read(p *plan.Plan) (l layout, err error) {
 	l.rows, l.seq = sequences/ranks, p.Seq
 	l.sequence, l.overlap = p.TP.Sequence, p.TP.Overlap
 	if e.profile.Name == price.Own {
-		if l.overlap = p.Halved(); l.overlap && l.rows%2 != 0 {
-			return l, diag.New(diag.PlanMisfit, "%d sequences of a microbatch on a device have no halves",
-				l.rows).Try("leave tp.overlap and ep_overlap out")
+		l.overlap = p.Halved()
+		if err := p.HasHalves(l.rows); err != nil {
+			return l, err
 		}
 		if l.expert > 1 {
 			l.exchange = p.EPKind

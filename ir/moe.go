@@ -5,7 +5,6 @@ import (
 	"slices"
 
 	"github.com/deepwell/deepwell/dtype"
-	"github.com/deepwell/deepwell/internal/lists"
 )
 
 // The names of the dimensions of a mixture of experts. A router scores all experts for every token
@@ -246,9 +245,10 @@ func dispatchWork(_ *Graph, op *Op) Work {
 	if op.Kind == "dispatch" {
 		return Work{Class: Streaming, Bytes: 2 * bytesOf(rows)}
 	}
-	each := bytesOf(x) / lists.Product(x.Type.Dims[:2], func(d Dim) int64 { return d.Size })
+	one := x.Type.Shape()
+	one.Dims = one.Dims[2:]
 	return Work{Class: Streaming,
-		Bytes: each*op.In[1].Type.Shape().Elements() + bytesOf(rows)}
+		Bytes: one.Bytes()*op.In[1].Type.Shape().Elements() + bytesOf(rows)}
 }
 
 // ExpertPositions gives for each choice [..., choice] the number of choices of the same expert

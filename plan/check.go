@@ -167,14 +167,20 @@ func (p *Plan) checkTensor(c *model.Facts) *diag.Error {
 }
 
 // CheckShards reports what does not divide over devices, of plans that are priced only and need
-// not pass Check: sequences and heads over context parallelism, and shards of linear layers into
-// blocks of the formats that these have.
+// not pass Check: sequences and heads over context parallelism, experts and their slots, and shards
+// of linear layers into blocks of the formats that these have.
 func (p *Plan) CheckShards(m model.Model, formats ...dtype.Format) error {
 	c := m.Facts()
 	if err := p.checkContext(&c); err != nil {
 		return err
 	}
+	if err := p.checkExperts(&c); err != nil {
+		return err
+	}
 	for _, f := range formats {
+		if err := p.checkHalves(f); err != nil {
+			return err
+		}
 		if n := f.Block(); n > 1 {
 			if err := p.checkBlocks(&c, n); err != nil {
 				return err
@@ -307,11 +313,40 @@ func (p *Plan) checkScaleBlocks(c *model.Facts) *diag.Error {
 	if n == 0 {
 		return nil
 	}
-	if f := dtype.Format(p.Precision); f.TensorScale() && p.Halved() {
-		return later("halves of a batch have other largest magnitudes than the batch").
-			Because("%s scales by the amax of a tensor", f).Try("leave tp.overlap and ep_overlap out")
+	if err := p.checkHalves(dtype.Format(p.Precision)); err != nil {
+		return err
 	}
 	return p.checkBlocks(c, n)
+}
+
+// checkHalves refuses half batches with a format that has a scale of the whole tensor.
+func (p *Plan) checkHalves(f dtype.Format) *diag.Error {
+	if !f.TensorScale() || !p.Halved() {
+		return nil
+	}
+	return later("halves of a batch have other largest magnitudes than the batch").
+		Because("%s scales by the amax of a tensor", f).Try("leave %s out", p.halvedBy())
+}
+
+// halvedBy names the keys by which layers work on half batches.
+func (p *Plan) halvedBy() string {
+	var keys []string
+	if p.TP.Overlap {
+		keys = append(keys, "tp.overlap")
+	}
+	if p.EPOverlap {
+		keys = append(keys, "ep_overlap")
+	}
+	return strings.Join(keys, " and ")
+}
+
+// HasHalves holds the sequences of a microbatch on a device to two halves.
+func (p *Plan) HasHalves(sequences int64) *diag.Error {
+	if !p.Halved() || sequences%2 == 0 {
+		return nil
+	}
+	return misfit("a microbatch of %d on a device has no halves", sequences).
+		At("plan %s", p.halvedBy()).Try("fewer microbatches, or leave %s out", p.halvedBy())
 }
 
 // checkBlocks holds a device's shards to whole blocks of n elements.

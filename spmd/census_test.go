@@ -101,3 +101,24 @@ func TestNumbersMayBeAddedBeforeTheyAreReduced(t *testing.T) {
 		}
 	}
 }
+
+// gpt-oss adds biases to the rows of experts, which half batches have other numbers of.
+func TestHalfBatchesHaveBiases(t *testing.T) {
+	c, err := model.Parse([]byte(`{"model_type": "gpt_oss", "vocab_size": 288, "hidden_size": 64,
+"intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
+"num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 128, "rms_norm_eps": 1e-5,
+"rope_theta": 10000.0, "hidden_act": "silu", "tie_word_embeddings": false, "num_local_experts": 8,
+"num_experts_per_tok": 2, "sliding_window": 16, "swiglu_limit": 7.0, "attention_bias": true,
+"layer_types": ["sliding_attention", "full_attention"], "router_aux_loss_coef": 0.9,
+"rope_scaling": null}`))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, halve := range []func(*plan.Plan){
+		func(p *plan.Plan) { p.EP, p.EPOverlap = 2, true },
+		func(p *plan.Plan) { p.TP = plan.TP{Size: 2, Sequence: true, Overlap: true} },
+	} {
+		p := newPlan(mesh{Apply: halve})
+		stepOf(t, c, p)
+	}
+}

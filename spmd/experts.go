@@ -89,6 +89,32 @@ func (s *sharder) room(a ir.Attrs, choices ir.Type) int64 {
 	return slots
 }
 
+// sameSlots gives a value that was broadcast over the slots of an expert, as the bias of its rows
+// is, as many slots as the values beside it have, which [sharder.room] divided.
+func (s *sharder) sameSlots(in []*ir.Value) []*ir.Value {
+	spread := func(v *ir.Value) bool {
+		return v.Def() != nil && v.Def().Kind == "broadcast" && v.Def().Attrs.Text("dim") == ir.Slots
+	}
+	i := slices.IndexFunc(in, func(v *ir.Value) bool {
+		return v.Type.Index(ir.Slots) >= 0 && !spread(v)
+	})
+	if i < 0 {
+		return in
+	}
+	slots := in[i].Type.Size(ir.Slots)
+	for _, axis := range in[i].Type.Place.Axes(ir.Slots) {
+		size, _ := ir.Along(s.mesh, axis)
+		slots *= size
+	}
+	return lists.Map(in, func(v *ir.Value) *ir.Value {
+		if !spread(v) || v.Type.Size(ir.Slots) == slots {
+			return v
+		}
+		op := v.Def()
+		return s.Broadcast(op.In[0], int(op.Attrs.Int("at")), ir.Dim{Name: ir.Slots, Size: slots})
+	})
+}
+
 // atExperts brings rows to the devices that have their experts, if another argument has different
 // experts on each: an all-to-all turns shards of slots into shards of experts.
 func (s *sharder) atExperts(in []*ir.Value) []*ir.Value {

@@ -295,7 +295,7 @@ func (s *sharder) op(op *ir.Op, in []*ir.Value) ([]*ir.Value, error) {
 	case "repeat":
 		return s.repeat(op, in)
 	case "add", "sub", "mul", "div", "select", "compare":
-		in = s.alike(op.Kind, in)
+		in = s.alike(op.Kind, s.sameSlots(in))
 	// Column-parallel and row-parallel layers follow from which dimension of the weight is sharded.
 	case "dot", "linear":
 		in = s.factors(op.Kind, in)

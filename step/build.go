@@ -168,8 +168,8 @@ func (b *builder) documents() (int64, error) {
 	}
 	if planned := b.Spec.Plan.Documents; most > planned {
 		return 0, diag.New(diag.PlanMisfit, "a sequence of the data has %d documents; the plan has room "+
-			"for %d", most, planned).At("plan documents").Try(`"documents": %d`, most).
-			Try("leave documents out of the plan")
+			"for %d", most, planned).At("plan documents").
+			Try(`"documents": %d, or leave documents out of the plan`, most)
 	}
 	return b.Spec.Plan.Documents, nil
 }

@@ -140,8 +140,8 @@ func (l *slotLadder) climb(ctx context.Context, rung int, overflow float64) (nex
 		return rung, false, diag.New(diag.ExpertsOverflow, "experts have more tokens than %g times "+
 			"their mean load, the plan's last number of slots", slots[rung]).
 			At("step %d, plan slots", l.c.t.step+1).
-			Try(`"slots": [%g, %g] in the plan: with the last nothing overflows`, slots[0], all).
-			Try("experts.capacity, to drop tokens; experts.aux_loss, to balance the load")
+			Try(`"slots": [%g, %g] in the plan: with the last nothing overflows; or experts.capacity, `+
+				"to drop tokens, or experts.aux_loss, to balance the load", slots[0], all)
 	}
 	l.c.t.opts.Events.Emit(event.Note{Text: fmt.Sprintf("step %d: %.0f tokens of experts have no "+
 		"slot at %g times the mean load; it runs again at %g times", l.c.t.step+1, overflow, slots[rung],
