@@ -119,7 +119,10 @@ func (c *Facts) Linears(params []Param) []Linear {
 		case ir.Attn:
 			l.Head = headSize(p.Dims)
 		case ir.Experts:
-			l.Copies, l.Times = c.MoE.Experts, c.MoE.TopK
+			l.Copies = p.Dims[p.expertDim()].Size
+			if l.Times = l.Copies; c.MoE != nil { // else it is not known how many a token chooses
+				l.Times = c.MoE.TopK
+			}
 		}
 		for i := range p.Dims[0].Size {
 			l.Layers = append(l.Layers, int(p.First+i*p.Step))

@@ -92,6 +92,18 @@ func (m *maker) attention(q, k, v *tensor, how ir.Attention) *tensor {
 	m.wishes(k, "", ir.KVHeads, "", ir.HeadDim)
 	m.wishes(v, "", "", "", ir.HeadDim)
 	how.OperandType, how.Plain = m.matmulType, m.shape.PlainAttention
+	if m.segments != nil {
+		for i, want := range map[int]string{0: ir.Batch, 2: ir.Seq} {
+			if m.dims.wanted(q.axes[i].dims[0]) != want || m.dims.wanted(k.axes[i].dims[0]) != want {
+				panic(refusal("documents in attention of other rows than the tokens"))
+			}
+		}
+		how.Segments, how.Documents = m.segments, m.shape.Documents
+		if own := m.segments.Type.Dims[1].Name; own != ir.Seq {
+			how.Segments = m.b.Rename(m.segments, own, ir.Seq)
+		}
+		how.KeySegments = m.b.Rename(m.segments, m.segments.Type.Dims[1].Name, ir.Keys)
+	}
 	order := []int{0, 2, 1, 3}
 	keys := []string{"", ir.Keys, ir.KVHeads, ir.HeadDim}
 	out := m.b.Attend(m.called(q, order, []string{"", ir.Seq, ir.Heads, ir.HeadDim}),

@@ -218,7 +218,8 @@ func (r *run) stacked(v *ir.Value) (string, stack) {
 	if r.turn > 1 || first > 0 {
 		name = fmt.Sprintf("%s.from%d.%s", p.list, p.n, rest)
 	}
-	return name, stack{p.list + ".{}." + rest, int64(p.n), r.turn}
+	// Policies know a linear layer by the last word of its name.
+	return strings.TrimSuffix(name, ".weight"), stack{p.list + ".{}." + rest, int64(p.n), r.turn}
 }
 
 // rewritten copies a graph with loops in place of runs.

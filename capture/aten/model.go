@@ -61,6 +61,7 @@ type Model struct {
 	stacks  map[string]stack // parameters of loops by name
 	// Shifted: the program moves the labels itself. Labels of [model.InputLabels] are moved already.
 	shifted bool
+	context int64 // the longest sequence of the export's range
 }
 
 // New reads the program of an archive, which must stay open. An error lists all that is not
@@ -93,6 +94,14 @@ func New(a *pt2.Archive) (*Model, error) {
 	if m.loss == "" {
 		return nil, diag.New(diag.NotSupported, "the program returns no loss").
 			Try("export the module with labels, and return {\"loss\": ...}")
+	}
+	m.context = probeSeq
+	for _, s := range a.Program.Inputs {
+		ref, _ := s.Arg.(pt2.Ref)
+		if d := a.Program.Graph.Values[string(ref)].Dims; s.Kind == pt2.UserInput && len(d) > 1 &&
+			d[1].Op == "Symbol" {
+			m.context = a.Program.Ranges[d[1].Name].Max
+		}
 	}
 	g, err := m.build(model.Shape{Batch: 2, Seq: probeSeq, Elem: m.elem}, m.loss)
 	if err != nil {
@@ -138,19 +147,47 @@ func (m *Model) param(v *ir.Value) (model.Param, error) {
 // Graph implements [model.Model].
 func (m *Model) Graph(s model.Shape) (*ir.Graph, error) { return m.build(s, m.loss) }
 
+// Init fills dst with a parameter as the archive has it: training goes on from there.
+func (m *Model) Init(p *model.Param, _ uint64, dst []float32) error {
+	for i, name := range p.Tensors() {
+		t, err := m.archive.Tensor(name)
+		if err != nil {
+			return err
+		}
+		whole := make([]float32, t.Shape().Elements())
+		if err := t.Read(whole); err != nil {
+			return err
+		}
+		if err := model.Take(p, i, dst, whole); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
 // Facts implements [model.Model].
 func (m *Model) Facts() model.Facts {
 	var f model.Facts
+	sizes := map[string]*int64{ir.Vocab: &f.Vocab, ir.EmbedDim: &f.Hidden, ir.Heads: &f.Heads,
+		ir.KVHeads: &f.KVHeads, ir.HeadDim: &f.HeadDim, ir.MLPDim: &f.MLP}
+	layers := map[place]bool{}
 	for _, p := range m.params {
 		for _, d := range p.Dims {
-			for name, to := range map[string]*int64{ir.Vocab: &f.Vocab, ir.EmbedDim: &f.Hidden,
-				ir.Heads: &f.Heads, ir.KVHeads: &f.KVHeads, ir.HeadDim: &f.HeadDim, ir.MLPDim: &f.MLP} {
-				if d.Name == name {
-					*to = d.Size
-				}
+			if to := sizes[d.Name]; to != nil {
+				*to = max(*to, d.Size)
+			}
+		}
+		for _, name := range p.Tensors() {
+			if at, _ := placeOf(name); at.list != "" {
+				layers[at] = true
 			}
 		}
 	}
+	f.Layers = int64(len(layers))
+	if f.KVHeads == 0 {
+		f.KVHeads = f.Heads
+	}
+	f.Context = m.context
 	return f
 }
 
@@ -159,9 +196,6 @@ const maxReadings = 40
 
 // build reads the program until the names of its dimensions stay.
 func (m *Model) build(s model.Shape, result pt2.Ref) (*ir.Graph, error) {
-	if s.Documents > 1 {
-		return nil, diag.New(diag.NotSupported, "captured programs do not keep documents apart")
-	}
 	dims := newTable()
 	for range maxReadings {
 		dims.changed = false

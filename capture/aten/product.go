@@ -94,7 +94,14 @@ func (m *maker) contract(x, y *tensor, over, batch [][2]int, weight bool) contra
 			!slices.Contains(x.dims(), d) && !slices.Contains(x.hidden, d) {
 			continue
 		}
+		if m.segments != nil && m.dims.wanted(d) == ir.Seq {
+			panic(refusal("documents in attention that is written out"))
+		}
 		y = m.swap(y, d, m.fresh("other"+m.dims.all[d].key, m.size(d), d))
+	}
+	if e, o := x.v.Type.Elem, y.v.Type.Elem; e != o {
+		to := wider(e, o)
+		x, y = x.with(m.b.Convert(x.v, to)), y.with(m.b.Convert(y.v, to))
 	}
 	c := contraction{first: x.axes, second: y.axes}
 	c.hidden = append(slices.Clone(x.hidden), y.hidden...)

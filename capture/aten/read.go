@@ -24,6 +24,7 @@ type maker struct {
 	views      map[pt2.Ref]*node // of the outermost graph: how a view was made
 	key        string            // of the node that is written
 	positions  *tensor
+	segments   *ir.Value // the documents of tokens [batch, seq]; nil where there is one
 	share      *ir.Value
 	shift      bool // the program moves the labels
 	missing    unsupported
@@ -206,6 +207,9 @@ func (m *maker) begin(p *pt2.Program, live map[*pt2.Node]bool, loss bool) error 
 		{Name: m.name(seq), Size: m.shape.Seq}}}
 	positions := m.b.Input(model.InputPositions, ir.Data, rows, "")
 	m.positions = &tensor{v: positions, axes: []axis{{[]dim{seq}, m.shape.Seq}}, hidden: []dim{batch}}
+	if m.shape.Documents > 1 {
+		m.segments = m.b.Input(model.InputSegments, ir.Data, rows, "")
+	}
 	if loss {
 		m.share = m.b.Input(model.InputShare, ir.Data, ir.Type{Elem: dtype.F32}, "")
 	}
@@ -251,7 +255,10 @@ func (m *maker) stored(s pt2.Spec, made map[string]*tensor) (*tensor, error) {
 		return made[name], nil
 	}
 	t := ir.Type{Elem: m.elem(have.Type)}
-	out := &tensor{param: true}
+	if tagOf(name) == ir.Router && t.Elem != dtype.F64 {
+		t.Elem = dtype.F32 // nearly equal scores decide where a token goes
+	}
+	out := &tensor{param: true, buffer: s.Kind == pt2.Buffer}
 	for i, n := range have.Dims {
 		d := m.dims.dim(name+string(rune('0'+i)), n, "", -1)
 		a := axis{size: n}

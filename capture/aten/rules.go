@@ -49,7 +49,11 @@ func (n *node) tensor(name string) *tensor {
 	if !ok {
 		panic(refusal("argument " + name + " is no tensor"))
 	}
-	return n.m.value(n.graph, ref)
+	t := n.m.value(n.graph, ref)
+	if t.buffer {
+		return t.with(n.m.b.StopGradient(t.v))
+	}
+	return t
 }
 
 // value gives a tensor argument whose numbers the graph has.

@@ -22,6 +22,7 @@ type tensor struct {
 	padded bool        // labels with one more place at the end
 	token  bool        // numbers of tokens
 	param  bool        // a parameter as it is
+	buffer bool        // a parameter without a gradient
 }
 
 // An axis is a product of dimensions, major first. One without dimensions is repeated.
