@@ -120,6 +120,9 @@ func (f filler) numbers(a program.Array, draw *rand.Rand) func(at int64) float64
 		}
 		return scaled(0.01)
 	case program.Gradient, program.PeerGradient:
+		if f.kind == step.Gradient {
+			return scaled(accumulated)
+		}
 		return scaled(0.05)
 	case program.Activation:
 		return scaled(1)
@@ -134,6 +137,10 @@ func (f filler) numbers(a program.Array, draw *rand.Rand) func(at int64) float64
 // peak makes logits of a program that only evaluates vary by about 10, not 1: with small ones the
 // loss is near the logarithm of the vocabulary's size, whatever the layers before them do.
 const peak = 12
+
+// accumulated is the size of gradients of microbatches before this one: about a quarter of its own.
+// Larger ones would hide what is wrong in them, and with zeros nobody would see that they are lost.
+const accumulated = 1e-3
 
 // ignored is the share of labels that do not count.
 const ignored = 0.1
