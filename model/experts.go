@@ -123,7 +123,8 @@ func (r *reader) deepseekExperts() {
 	m := r.c.MoE
 	m.AuxLoss = 0 // transformers has none for it
 	m.MLP = r.need("moe_intermediate_size")
-	m.Shared = m.MLP * get(r, int64(1), "n_shared_experts")
+	bounded := func(n int64) int64 { return min(max(n, -1), maxSize+1) } // no product overflows
+	m.Shared = bounded(m.MLP) * bounded(get(r, int64(1), "n_shared_experts"))
 	m.Dense = get(r, int64(3), "first_k_dense_replace")
 	m.Score, m.Normalize, m.Correction = sigmoid, get(r, true, "norm_topk_prob"), true
 	m.Scale = get(r, 2.5, "routed_scaling_factor")

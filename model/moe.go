@@ -45,7 +45,7 @@ func (m *maker) sparse(s slot, x, share *ir.Value) (y, load *ir.Value) {
 		}
 		pos = b.ExpertPositions(r.experts, e.Experts, true, tokens...)
 		load = m.load(r, chosen, pos)
-		if loss := m.routerLoss(r, share); loss != nil {
+		if loss := m.routerLoss(r, chosen, share); loss != nil {
 			r.weights = b.AttachLoss(r.weights, loss)
 		}
 	})
@@ -222,11 +222,11 @@ func (m *maker) load(r routing, chosen, pos *ir.Value) *ir.Value {
 // routerLoss is what the router's losses add to the loss of the step; nil without any.
 //
 // The load-balancing loss of a sequence is experts·Σ f·P over the experts, with f the part of the
-// choices that an expert has and P its mean score (Fedus et al., 2021, equations 4 to 6; of
-// sequences, as in DeepSeek-V3, so that it does not depend on microbatches or devices). The z loss
-// of a token is the square of the logits' log-sum-exp (Zoph et al., 2022). Both are means over the
-// tokens of the step.
-func (m *maker) routerLoss(r routing, share *ir.Value) *ir.Value {
+// choices that an expert has, before any is dropped, and P its mean score (Fedus et al., 2021,
+// equations 4 to 6; of sequences, as in DeepSeek-V3, so that it does not depend on microbatches or
+// devices). The z loss of a token is the square of the logits' log-sum-exp (Zoph et al., 2022).
+// Both are means over the tokens of the step.
+func (m *maker) routerLoss(r routing, chosen, share *ir.Value) *ir.Value {
 	b, e := m.b, m.c.MoE
 	aux, zLoss := m.experts.losses(e)
 	if share == nil || aux == 0 && zLoss == 0 {
@@ -241,7 +241,7 @@ func (m *maker) routerLoss(r routing, share *ir.Value) *ir.Value {
 		case e.Score == sigmoid:
 			p = b.Div(p, b.Shift(b.Sum(p, ir.RouterDim), 1e-20))
 		}
-		f := b.ExpertCounts(r.experts, e.Experts, ir.Seq, ir.Choice)
+		f := b.ExpertCounts(chosen, e.Experts, ir.Seq, ir.Choice)
 		each := b.Mul(f, b.Sum(p, ir.Seq))
 		tokens := float64(m.rows[1].Size)
 		loss = b.Scale(b.Sum(each, ir.Batch, ir.RouterDim),
