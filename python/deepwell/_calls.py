@@ -119,7 +119,7 @@ def compile(model: Source | None = None, *, plan: Plan | Choice | Path | None = 
 def _engine(said: Said, choice: Choice | None, file: str | None,
             precision: str | PrecisionPolicy | None) -> Engine:
     stages, ranks = said.data["stages"], said.data.get("ranks", ())
-    causes = ("params", "grads", "optimizer", "activations", "temp")
+    causes = ("params", "copies", "grads", "optimizer", "activations", "temp", "runtime")
     needs = [(sum(r.get(c, 0) for c in causes), r["capacity"]) for r in ranks]
     if not needs:  # one program: arguments, outputs and temporaries, without what is in place
         needs = [(m["argument"] + m["output"] + m["temp"] - m["alias"], s["capacity"])

@@ -121,6 +121,16 @@ def test_compile() -> None:
         dw.dryrun(engine)
 
 
+def test_compile_of_a_plan() -> None:
+    model = dw.capture(ROOT / "examples/first-run")
+    plan = dw.autoplan(model, hw="8xb200", seq_len=512, global_batch=64, top=1)
+    engine = dw.compile(model, plan=plan)
+    assert "collectives match the plan" in str(engine) and engine.fits
+    d = dw.dryrun(engine)
+    assert d.step_seconds == plan.best.step_seconds and d.expected_speedup == 1
+    assert abs(d.peak_bytes / engine.memory_bytes - 1) < 0.1  # predicted, and the compiler's
+
+
 def test_compile_checks_its_arguments(plan: dw.Plan) -> None:
     with pytest.raises(ValueError, match="the plan is for qwen3-0.6b"):
         dw.compile("llama3.1-8b", plan=plan)
