@@ -81,7 +81,7 @@ func (r reference) gradients(t *testing.T, m *Model, have [][]float64) (float64,
 	largest := 0.0
 	for _, name := range r.Names() {
 		if strings.HasPrefix(name, "grad.") {
-			largest = math.Max(largest, norm(r.floats(t, name)))
+			largest = math.Max(largest, length(r.floats(t, name)))
 		}
 	}
 	worst, which := 0.0, ""
@@ -96,7 +96,7 @@ func (r reference) gradients(t *testing.T, m *Model, have [][]float64) (float64,
 				t.Fatal(err)
 			}
 			d := distance(got, want)
-			if n := norm(want); n < largest/1000 {
+			if n := length(want); n < largest/1000 {
 				d *= n / (largest / 1000)
 			}
 			if !(d <= worst) {
@@ -116,7 +116,7 @@ func loops(g *ir.Graph) (n int) {
 	return n
 }
 
-func norm(x []float64) float64 {
+func length(x []float64) float64 {
 	sum := 0.0
 	for _, v := range x {
 		sum += v * v
@@ -275,7 +275,7 @@ func distance(have, want []float64) float64 {
 	for i := range want {
 		diff[i] = have[i] - want[i]
 	}
-	return norm(diff) / math.Max(norm(want), 1e-6)
+	return length(diff) / math.Max(length(want), 1e-6)
 }
 
 func TestUnsupportedIsListedAtOnce(t *testing.T) {

@@ -75,6 +75,56 @@ func (m *maker) normWeight(n *node, name string, x **tensor, absent float64) *ir
 	return m.b.Convert(w.v, (*x).v.Type.Elem)
 }
 
+// A norm is how far x·rsqrt(mean(x²) + eps) has come that a program writes out. It becomes one
+// operation, which computes in f32 whatever the type of x.
+type norm struct {
+	of    *tensor
+	stage int
+	eps   float64
+}
+
+const (
+	squared = iota + 1
+	averaged
+	shifted
+	inverted
+	whole // but for the weight
+)
+
+// as is a tensor that is the next stage of a norm.
+func (t *tensor) as(n *norm, from, to int) *tensor {
+	if n == nil || n.stage != from {
+		return t
+	}
+	out := *t
+	out.norm = &norm{n.of, to, n.eps}
+	return &out
+}
+
+// normed gives x·y if y is the inverse root of x's mean square, or a norm that lacks its weight x.
+func (m *maker) normed(x, y *tensor) *tensor {
+	if y.norm == nil {
+		return nil
+	}
+	of := y.norm.of
+	last := len(of.axes) - 1
+	if last < 0 || len(of.axes[last].dims) != 1 {
+		return nil
+	}
+	d := of.axes[last].dims[0]
+	switch t := x.v.Type; {
+	case y.norm.stage == inverted && x.v == of.v:
+		one := m.b.Fill(ir.Type{Elem: t.Elem, Dims: []ir.Dim{{Name: m.name(d), Size: m.size(d)}}}, 1)
+		out := of.with(m.b.RMSNorm(of.v, one, m.name(d), y.norm.eps, 0))
+		return out.as(y.norm, inverted, whole)
+	case y.norm.stage == whole && len(x.axes) == 1 && len(x.axes[0].dims) == 1 &&
+		t.Elem == of.v.Type.Elem && len(t.Dims) == 1 && x.axes[0].size == m.size(d):
+		_, w := m.match(of, x, last, 0)
+		return of.with(m.b.RMSNorm(of.v, w.v, m.name(d), y.norm.eps, 0))
+	}
+	return nil
+}
+
 // attention takes queries [batch, heads, seq, head], keys and values [batch, kv, keys, head].
 func (m *maker) attention(q, k, v *tensor, how ir.Attention) *tensor {
 	if len(q.axes) != 4 || len(k.axes) != 4 || len(v.axes) != 4 {

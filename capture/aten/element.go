@@ -15,7 +15,14 @@ var elementRules = map[string]rule{
 		if by, ok := n.scalar("other"); ok {
 			return m.scaled(n.value("self"), by)
 		}
-		return m.binary(n.value("self"), n.value("other"), m.b.Mul)
+		x, y := n.value("self"), n.value("other")
+		if t := m.normed(x, y); t != nil {
+			return t
+		}
+		if t := m.normed(y, x); t != nil {
+			return t
+		}
+		return m.binary(x, y, m.b.Mul)
 	}),
 	"aten.div.Tensor": sole(func(m *maker, n *node) *tensor {
 		if by, ok := n.scalar("other"); ok {
@@ -32,13 +39,16 @@ var elementRules = map[string]rule{
 	"aten.exp.default":       unary((*ir.Builder).Exp),
 	"aten.log.default":       unary((*ir.Builder).Log),
 	"aten.sqrt.default":      unary((*ir.Builder).Sqrt),
-	"aten.rsqrt.default":     unary((*ir.Builder).Rsqrt),
-	"aten.sin.default":       unary((*ir.Builder).Sin),
-	"aten.cos.default":       unary((*ir.Builder).Cos),
-	"aten.tanh.default":      unary((*ir.Builder).Tanh),
-	"aten.sigmoid.default":   unary((*ir.Builder).Sigmoid),
-	"aten.relu.default":      unary((*ir.Builder).Relu),
-	"aten.silu.default":      unary((*ir.Builder).Silu),
+	"aten.rsqrt.default": sole(func(m *maker, n *node) *tensor {
+		x := n.value("self")
+		return x.with(m.b.Rsqrt(x.v)).as(x.norm, shifted, inverted)
+	}),
+	"aten.sin.default":     unary((*ir.Builder).Sin),
+	"aten.cos.default":     unary((*ir.Builder).Cos),
+	"aten.tanh.default":    unary((*ir.Builder).Tanh),
+	"aten.sigmoid.default": unary((*ir.Builder).Sigmoid),
+	"aten.relu.default":    unary((*ir.Builder).Relu),
+	"aten.silu.default":    unary((*ir.Builder).Silu),
 	"aten.gelu.default": sole(func(m *maker, n *node) *tensor {
 		x := n.value("self")
 		if n.text("approximate", "none") == "tanh" {
@@ -199,7 +209,11 @@ func (m *maker) sum(n *node, sign float64) *tensor {
 		}
 		return constant(x.elem, x.sizes(), out)
 	case ok && m.real(x).v.Type.Elem.Kind() == dtype.Float:
-		return x.with(m.b.Shift(x.v, sign*by))
+		out := x.with(m.b.Shift(x.v, sign*by)).as(x.norm, averaged, shifted)
+		if out.norm != nil {
+			out.norm.eps = sign * by
+		}
+		return out
 	case ok:
 		return x.with(m.b.Add(x.v, m.b.Fill(ir.Type{Elem: x.v.Type.Elem}, sign*by)))
 	}
@@ -226,7 +240,9 @@ func power(m *maker, n *node) *tensor {
 	x, by := n.value("self"), n.float("exponent", 0)
 	switch by {
 	case 2:
-		return x.with(m.b.Mul(x.v, x.v))
+		out := x.with(m.b.Mul(x.v, x.v))
+		out.norm = &norm{of: x, stage: squared}
+		return out
 	case 3:
 		return x.with(m.b.Mul(x.v, m.b.Mul(x.v, x.v)))
 	case 0.5:

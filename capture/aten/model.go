@@ -206,11 +206,32 @@ func (m *Model) build(s model.Shape, result pt2.Ref) (*ir.Graph, error) {
 			return nil, err
 		}
 		if renamed := dims.rename(); !dims.changed && !renamed {
+			g.Ops = used(g)
 			return r.looped(g)
 		}
 	}
 	return nil, diag.New(diag.Internal, "the dimensions of the program got no names in %d readings",
 		maxReadings)
+}
+
+// used lists the operations that results depend on.
+func used(g *ir.Graph) []*ir.Op {
+	want := map[*ir.Value]bool{}
+	for _, v := range g.Results {
+		want[v] = true
+	}
+	var list []*ir.Op
+	for _, op := range slices.Backward(g.Ops) {
+		if !slices.ContainsFunc(op.Out, func(v *ir.Value) bool { return want[v] }) {
+			continue
+		}
+		list = append(list, op)
+		for _, v := range op.In {
+			want[v] = true
+		}
+	}
+	slices.Reverse(list)
+	return list
 }
 
 // unsupported lists what rules refused.

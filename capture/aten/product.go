@@ -232,7 +232,11 @@ func (m *maker) reduced(n *node, mean bool) *tensor {
 			axes = append(axes, axis{size: 1})
 		}
 	}
-	return m.scaled(m.tensor(v, x.hidden, axes...), factor)
+	out := m.scaled(m.tensor(v, x.hidden, axes...), factor)
+	if last := len(x.axes) - 1; mean && len(drop) == 1 && drop[last] && n.bool("keepdim", false) {
+		out = out.as(x.norm, squared, averaged)
+	}
+	return out
 }
 
 // patches is a convolution whose patches do not overlap: a linear of each patch.

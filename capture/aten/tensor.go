@@ -23,6 +23,7 @@ type tensor struct {
 	token  bool        // numbers of tokens
 	param  bool        // a parameter as it is
 	buffer bool        // a parameter without a gradient
+	norm   *norm       // what it is to a norm that is written out
 }
 
 // An axis is a product of dimensions, major first. One without dimensions is repeated.
