@@ -73,17 +73,24 @@ func (a *app) fail(err error) int {
 }
 
 func (a *app) root() *cobra.Command {
+	show := false
 	root := documented("deepwell", &cobra.Command{
 		SilenceErrors: true,
 		SilenceUsage:  true,
-		Version:       version,
 		Args:          noArgs,
-		RunE:          func(cmd *cobra.Command, _ []string) error { return cmd.Help() },
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			if show {
+				_, err := fmt.Fprintln(a.stdout, "deepwell", version)
+				return err
+			}
+			return cmd.Help()
+		},
 	})
+	// A template for cobra's own flag would add 3 MB: text/template keeps every method alive.
+	root.Flags().BoolVar(&show, "version", false, "print the version")
 	root.PersistentFlags().BoolVar(&a.json, "json", false, "print one JSON object instead of text")
 	root.PersistentFlags().StringVar(&a.jsonFile, "json-file", "",
 		"write what --json prints to this file; text is printed as without it, errors are not")
-	root.SetVersionTemplate("deepwell {{.Version}}\n")
 	root.PersistentFlags().BoolVarP(&a.verbose, "verbose", "v", false, "print the name of every pass")
 	root.SetFlagErrorFunc(func(cmd *cobra.Command, err error) error {
 		if e, ok := errors.AsType[*pflag.NotExistError](err); ok {
