@@ -6,12 +6,15 @@ import (
 	"io"
 	"math"
 	"math/rand/v2"
+	"slices"
 	"testing"
 
 	"github.com/deepwell/deepwell/data"
 	"github.com/deepwell/deepwell/dtype"
 	"github.com/deepwell/deepwell/engine"
 	"github.com/deepwell/deepwell/internal/enginetest"
+	"github.com/deepwell/deepwell/internal/plantest"
+	"github.com/deepwell/deepwell/plan"
 	"github.com/deepwell/deepwell/recipe"
 	"github.com/deepwell/deepwell/train"
 )
@@ -70,6 +73,52 @@ func TestCapturedModelsAreTrained(t *testing.T) {
 					t.Errorf("the loss went from %.3f to %.3f", first, last)
 				}
 			})
+		}
+	}
+}
+
+// A captured Llama has the names that plans shard: every way to use two devices gives the same loss
+// after three steps.
+func TestCapturedModelsAreSharded(t *testing.T) {
+	e, err := engine.Open(t.Context(), "cpu", engine.Options{Devices: 2, Cache: enginetest.Cache()})
+	if err != nil {
+		t.Fatalf("the tests need the CPU engine (deepwell engine install cpu): %v", err)
+	}
+	t.Cleanup(e.Close)
+	want := math.NaN()
+	for _, row := range plantest.Meshes() {
+		if !slices.Contains([]string{"dp", "zero3", "tp", "sp", "cp", "ring"}, row.Name) {
+			continue
+		}
+		m, _ := load(t, "llama")
+		r := recipe.Default()
+		r.Out, r.Steps, r.Batch, r.Seq, r.Precision = t.TempDir(), 3, 4, 8, dtype.F32
+		r.Optimizer.LR, r.Optimizer.Warmup = 1e-2, 1
+		p := plan.Default()
+		p.Cluster, p.Seq, p.Batch = "2xcpu", 8, 4
+		row.Apply(p)
+		tr, err := train.New(t.Context(), train.Options{Engine: e, Model: m, Recipe: r, Data: chance{},
+			Plan: p})
+		if err != nil {
+			t.Fatalf("%s: %v", row.Name, err)
+		}
+		last := math.NaN()
+		for {
+			s, err := tr.Step(t.Context())
+			if errors.Is(err, io.EOF) {
+				break
+			} else if err != nil {
+				t.Fatalf("%s: %v", row.Name, err)
+			}
+			last = s.Loss
+		}
+		tr.Close()
+		t.Logf("%-6s %.6f", row.Name, last)
+		if math.IsNaN(want) {
+			want = last
+		}
+		if !(math.Abs(last-want) < 1e-5*want) {
+			t.Errorf("under %s the loss is %v, and %v under dp", row.Name, last, want)
 		}
 	}
 }
