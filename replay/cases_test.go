@@ -16,6 +16,9 @@ import (
 // gpu is what cases are compiled for: the architecture is sm_100.
 const gpu = "b200"
 
+// allExperts is the model whose tokens all see every expert.
+const allExperts = "mixtral 4 of 4"
+
 // A modelRow is a small model. Its config has a %d for the number of layers.
 type modelRow struct {
 	name, config string
@@ -74,7 +77,7 @@ var models = []modelRow{
 "rope_theta": 10000.0, "hidden_act": "silu", "tie_word_embeddings": false, "sliding_window": null,
 "num_local_experts": 8, "num_experts_per_tok": 2, "router_aux_loss_coef": 0.02}`,
 		plans: []string{"one", expertPlan}},
-	{name: "mixtral 4 of 4", config: `{"model_type": "mixtral", "vocab_size": 448, "hidden_size": 256,
+	{name: allExperts, config: `{"model_type": "mixtral", "vocab_size": 448, "hidden_size": 256,
 "intermediate_size": 384, "num_hidden_layers": %d, "num_attention_heads": 4,
 "num_key_value_heads": 2, "head_dim": 64, "max_position_embeddings": 512, "rms_norm_eps": 1e-5,
 "rope_theta": 10000.0, "hidden_act": "silu", "tie_word_embeddings": false, "sliding_window": null,
