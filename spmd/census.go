@@ -218,16 +218,19 @@ func (c *censusTaker) saved(v *ir.Value) bool {
 }
 
 // replicated reports whether the devices along some axes compute statistics of the same bytes,
-// because they gathered them along just these axes.
+// because they gathered them, or what they quantize, along just these axes.
 func replicated(g *ir.Graph, join *ir.Op, axes []string) bool {
-	stats := join.In[0].Def()
-	return stats != nil && !slices.ContainsFunc(stats.In, func(v *ir.Value) bool {
+	var same func(v *ir.Value) bool
+	same = func(v *ir.Value) bool {
 		if v.Def() == nil {
-			return true
+			return false
 		}
-		sends := g.Work(v.Def()).Sends
-		return len(sends) != 1 || sends[0].Kind != "all_gather" || !slices.Equal(sends[0].Axes, axes)
-	})
+		if sends := g.Work(v.Def()).Sends; len(sends) > 0 {
+			return len(sends) == 1 && sends[0].Kind == "all_gather" && slices.Equal(sends[0].Axes, axes)
+		}
+		return !slices.ContainsFunc(v.Def().In, func(x *ir.Value) bool { return !same(x) })
+	}
+	return join.In[0].Def() != nil && same(join.In[0])
 }
 
 // rename records that values are aliases of others, following aliases of aliases.
