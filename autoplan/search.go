@@ -5,6 +5,7 @@ import (
 	"context"
 	"math"
 	"runtime"
+	"runtime/debug"
 	"slices"
 	"sync"
 
@@ -230,8 +231,37 @@ func (s *searcher) base(cluster machine.Cluster) error {
 	return nil
 }
 
+// collector is how often Go collects garbage while searches run.
+var collector struct {
+	sync.Mutex
+	searches, before int
+}
+
+// collectLess lets garbage grow to four times what is in use until the returned function is called.
+// A search builds graphs and keeps little of them: at Go's usual 100 % collections were a third of
+// its processor time (deepseek-v3 on 1,024 GB200: 1.5 to 1.8 s, 1.1 to 1.3 s with 400 %).
+func collectLess() func() {
+	const percent = 400
+	c := &collector
+	c.Lock()
+	defer c.Unlock()
+	if c.searches++; c.searches == 1 {
+		if c.before = debug.SetGCPercent(percent); c.before < 0 || c.before > percent {
+			debug.SetGCPercent(c.before) // somebody wants even less
+		}
+	}
+	return func() {
+		c.Lock()
+		defer c.Unlock()
+		if c.searches--; c.searches == 0 {
+			debug.SetGCPercent(c.before)
+		}
+	}
+}
+
 // run visits the mesh options. The goal of memory needs the fastest plan first.
 func (s *searcher) run(ctx context.Context) ([]candidate, error) {
+	defer collectLess()()
 	if s.job.Goal == Memory {
 		s.job.Goal = Time
 		found, err := s.run(ctx)

@@ -146,8 +146,13 @@ func (p *Part) Items() [passes][]Item {
 // work computes the items of a part, pass by pass.
 func (p *Part) work() (list [passes][]Item) {
 	x := *p.x
-	x.made = make(map[*ir.Value]*ir.Value, atOnce)
+	entries := 0
+	for _, list := range p.part.work {
+		entries += len(list)
+	}
+	x.made = make(map[*ir.Value]*ir.Value, 2*entries) // most give one value, and some read inputs
 	for pass := range list {
+		list[pass] = make([]Item, 0, len(p.part.work[pass]))
 		for _, e := range p.part.work[pass] {
 			if item := x.item(e); item.Class != ir.Fused {
 				list[pass] = append(list[pass], item)
