@@ -150,6 +150,7 @@ var grown = map[string]string{
 	"exported diag":          "0010: a code is a row of the catalogue, not a part of the face",
 	"exported dtype":         "0010: an element type is a row of the table",
 	"exported ir":            "0010: tags, roles and the dimensions that attention names are words of a language",
+	"files capture/aten":     "0010: one file for each group of operators, and one for each reading",
 	"files cmd/deepwell":     "0010: one file for each command",
 	"files ir":               "0010: one file for each group of operations, and one for each rewriting",
 	"exported model":         "0010: parts of a model, and inputs and statistics of its graph, are words",

@@ -31,8 +31,9 @@ func placeOf(path string) (p place, rest string) {
 
 // A mark says that the operations up to a value belong to a place.
 type mark struct {
-	v  *ir.Value
-	at place
+	v           *ir.Value
+	at          place
+	path, class string // of the innermost module
 }
 
 // A chunk is the operations of one layer, or of one turn of layers that differ.

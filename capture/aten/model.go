@@ -67,21 +67,7 @@ type Model struct {
 // New reads the program of an archive, which must stay open. An error lists all that is not
 // supported.
 func New(a *pt2.Archive) (*Model, error) {
-	m := &Model{archive: a, sole: map[string]string{}, inputs: map[pt2.Ref]pt2.Spec{},
-		elem: dtype.F32, stacks: map[string]stack{}}
-	for _, group := range a.Tied() {
-		for _, name := range group {
-			m.sole[name] = group[0]
-		}
-	}
-	for _, s := range a.Program.Inputs {
-		if ref, ok := s.Arg.(pt2.Ref); ok {
-			m.inputs[ref] = s
-			if s.Kind == pt2.Parameter {
-				m.elem = a.Program.Graph.Values[string(ref)].Type
-			}
-		}
-	}
+	m := newModel(a)
 	for _, s := range a.Program.Outputs {
 		ref, _ := s.Arg.(pt2.Ref)
 		switch s.Name[strings.LastIndexByte(s.Name, '.')+1:] {
@@ -115,6 +101,26 @@ func New(a *pt2.Archive) (*Model, error) {
 		m.params = append(m.params, p)
 	}
 	return m, nil
+}
+
+// newModel reads the signature of an archive, but for its outputs.
+func newModel(a *pt2.Archive) *Model {
+	m := &Model{archive: a, sole: map[string]string{}, inputs: map[pt2.Ref]pt2.Spec{},
+		elem: dtype.F32, stacks: map[string]stack{}}
+	for _, group := range a.Tied() {
+		for _, name := range group {
+			m.sole[name] = group[0]
+		}
+	}
+	for _, s := range a.Program.Inputs {
+		if ref, ok := s.Arg.(pt2.Ref); ok {
+			m.inputs[ref] = s
+			if s.Kind == pt2.Parameter {
+				m.elem = a.Program.Graph.Values[string(ref)].Type
+			}
+		}
+	}
+	return m
 }
 
 // probeSeq is the length of sequences that parameters are named with: a number that weights do not

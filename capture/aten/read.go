@@ -26,7 +26,8 @@ type maker struct {
 	positions  *tensor
 	segments   *ir.Value // the documents of tokens [batch, seq]; nil where there is one
 	share      *ir.Value
-	shift      bool // the program moves the labels
+	shift      bool            // the program moves the labels
+	own        map[string]rule // in place of rules
 	missing    unsupported
 	marks      []mark
 	count      map[place]int // nodes so far
@@ -332,7 +333,10 @@ func (m *maker) apply(n *node) {
 	if change {
 		target = strings.Replace(target, "_.", ".", 1)
 	}
-	f := rules[target]
+	f := m.own[target]
+	if f == nil {
+		f = rules[target]
+	}
 	if f == nil {
 		panic(refusal(""))
 	}
@@ -353,7 +357,11 @@ func (m *maker) apply(n *node) {
 // mark notes the place of what a node made.
 func (m *maker) mark(n *node, t *tensor) {
 	if at, _ := placeOf(n.path()); t.v != nil {
-		m.marks = append(m.marks, mark{t.v, at})
+		k := mark{v: t.v, at: at, path: n.path()}
+		if len(n.Modules) > 0 {
+			k.class = n.Modules[len(n.Modules)-1].Class
+		}
+		m.marks = append(m.marks, k)
 	}
 }
 

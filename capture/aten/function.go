@@ -1,0 +1,399 @@
+package aten
+
+import (
+	"fmt"
+	"slices"
+
+	"github.com/deepwell/deepwell/capture/pt2"
+	"github.com/deepwell/deepwell/diag"
+	"github.com/deepwell/deepwell/dtype"
+	"github.com/deepwell/deepwell/ir"
+	"github.com/deepwell/deepwell/model"
+)
+
+// A Function is a captured program with its own inputs and outputs, whatever they are: positions
+// are counted, labels stand where the caller has them, and a loss is the mean that the program
+// says. It is for callers that run the program themselves; a [Model] is for training.
+type Function struct {
+	model *Model
+	specs []pt2.Spec // the tensors that the caller gives, in the order of the call
+}
+
+// NewFunction reads the signature of an archive, which must stay open.
+func NewFunction(a *pt2.Archive) (*Function, error) {
+	f := &Function{model: newModel(a)}
+	for _, s := range a.Program.Inputs {
+		ref, ok := s.Arg.(pt2.Ref)
+		if s.Kind != pt2.UserInput || !ok {
+			continue
+		}
+		if a.Program.Graph.Values[string(ref)].Sym != nil {
+			return nil, diag.New(diag.NotSupported, "the program takes the number %s", s.Name).
+				Try("give a constant, or a tensor")
+		}
+		f.specs = append(f.specs, s)
+	}
+	for _, s := range a.Program.Outputs {
+		if s.Kind != pt2.UserOutput {
+			return nil, diag.New(diag.NotSupported, "the program changes %s (%s)", s.Name, s.Kind).
+				Try("a module that changes nothing outside itself")
+		}
+	}
+	return f, nil
+}
+
+// Inputs names the tensors that the caller gives, in the order of the call.
+func (f *Function) Inputs() []string {
+	names := make([]string, len(f.specs))
+	for i, s := range f.specs {
+		names[i] = s.Name
+	}
+	return names
+}
+
+// InputName is the name of the caller's i-th tensor in graphs.
+func InputName(i int) string { return fmt.Sprint("in", i) }
+
+// A Reading is the graph of a function for inputs of certain sizes.
+type Reading struct {
+	Graph   *ir.Graph
+	Outputs []Output // as the program returns them, then what was asked for beside them
+	Params  []model.Param
+	Parts   []Part
+}
+
+// An Output is a tensor that the program returns.
+type Output struct {
+	Result int // among the results of the graph; -1 for what is no tensor
+	Dims   []int64
+	Type   dtype.DType // as the program has it: the graph has S32 for S64
+}
+
+// A Part is what became of the calls in one module.
+type Part struct {
+	Path  string   `json:"path"`
+	Class string   `json:"class"`
+	Ops   []string `json:"ops"`  // kinds of operations of the graph, in order, each once
+	Loop  int64    `json:"loop"` // rounds of the loop that the module is part of; 0 for none
+}
+
+// Read writes the graph for inputs of the given sizes, in the order of Inputs. Beside its outputs
+// the graph gives the values of some nodes of the program, by name, where it has them.
+func (f *Function) Read(sizes [][]int64, nodes []string) (*Reading, error) {
+	symbols, err := f.bind(sizes)
+	if err != nil {
+		return nil, err
+	}
+	dims := newTable()
+	f.model.stacks = map[string]stack{}
+	for range maxReadings {
+		dims.changed = false
+		r := &maker{Model: f.model, b: ir.NewBuilder("function"), dims: dims,
+			shape: model.Shape{Elem: f.model.elem}, symbols: symbols, own: functionRules}
+		out, err := r.function(f, nodes)
+		if err != nil {
+			return nil, err
+		}
+		if renamed := dims.rename(); !dims.changed && !renamed {
+			return r.finish(out)
+		}
+	}
+	return nil, diag.New(diag.Internal, "the dimensions of the program got no names in %d readings",
+		maxReadings)
+}
+
+// bind gives symbols of sizes their values, and checks that the sizes are the program's.
+func (f *Function) bind(sizes [][]int64) (map[string]int64, error) {
+	p := f.model.archive.Program
+	if len(sizes) != len(f.specs) {
+		return nil, diag.New(diag.BadInput, "the program takes %d tensors, not %d", len(f.specs),
+			len(sizes))
+	}
+	symbols := map[string]int64{}
+	each := func(visit func(s pt2.Spec, e pt2.Expr, n int64) error) error {
+		for i, s := range f.specs {
+			ref, _ := s.Arg.(pt2.Ref)
+			dims := p.Graph.Values[string(ref)].Dims
+			if len(dims) != len(sizes[i]) {
+				return diag.New(diag.BadInput, "%s has %d dimensions, not %d", s.Name, len(dims),
+					len(sizes[i]))
+			}
+			for k, e := range dims {
+				if err := visit(s, e, sizes[i][k]); err != nil {
+					return err
+				}
+			}
+		}
+		return nil
+	}
+	err := each(func(s pt2.Spec, e pt2.Expr, n int64) error {
+		if e.Op != "Symbol" {
+			return nil
+		}
+		if r, ok := p.Ranges[e.Name]; ok && (n < r.Min && n != 1 || n > r.Max) {
+			return diag.New(diag.BadInput, "%s has a size of %d outside the export's range, %d to %d",
+				s.Name, n, r.Min, r.Max)
+		}
+		symbols[e.Name] = n
+		return nil
+	})
+	if err == nil {
+		err = each(func(s pt2.Spec, e pt2.Expr, n int64) error {
+			if have, err := e.Eval(symbols); err != nil || have != n {
+				return diag.New(diag.BadInput, "%s has a size of %d where the program has %v", s.Name, n, e)
+			}
+			return nil
+		})
+	}
+	return symbols, err
+}
+
+// function writes the graph once, before layers become loops.
+func (m *maker) function(f *Function, nodes []string) (*Reading, error) {
+	p := m.archive.Program
+	m.env = map[*pt2.Graph]map[pt2.Ref]*tensor{p.Graph: {}}
+	m.views, m.count = map[pt2.Ref]*node{}, map[place]int{}
+	var wanted []pt2.Ref // "" for what is no tensor
+	for _, s := range p.Outputs {
+		ref, _ := s.Arg.(pt2.Ref)
+		wanted = append(wanted, ref)
+	}
+	for _, n := range nodes {
+		wanted = append(wanted, pt2.Ref(n))
+	}
+	live := needed(p.Graph, wanted)
+	if err := m.inputsOf(f, live, wanted); err != nil {
+		return nil, err
+	}
+	m.run(p.Graph, live)
+	if len(m.missing) > 0 {
+		return nil, m.missing.err()
+	}
+	return m.outputs(wanted, len(p.Outputs))
+}
+
+// inputsOf adds the caller's tensors and the parameters that are used.
+func (m *maker) inputsOf(f *Function, live map[*pt2.Node]bool, wanted []pt2.Ref) error {
+	p := m.archive.Program
+	used, env := map[pt2.Ref]bool{}, m.env[p.Graph]
+	for _, r := range wanted {
+		used[r] = true
+	}
+	for i := range p.Graph.Nodes {
+		if n := &p.Graph.Nodes[i]; live[n] {
+			for _, a := range n.Args {
+				for _, r := range refs(a.Value) {
+					used[r] = true
+				}
+			}
+		}
+	}
+	for i, s := range f.specs {
+		ref, _ := s.Arg.(pt2.Ref)
+		value := p.Graph.Values[string(ref)]
+		if !used[ref] {
+			continue
+		}
+		t, out := ir.Type{Elem: m.elem(value.Type)}, &tensor{token: value.Type.Kind() != dtype.Float}
+		for k, e := range value.Dims {
+			n, want := m.eval(e), ""
+			if k == 0 {
+				want = ir.Batch
+			} else if k == 1 && out.token {
+				want = ir.Seq
+			}
+			d := m.dims.root(m.dims.dim(fmt.Sprint("input ", i, ".", k), n, want, -1))
+			out.axes = append(out.axes, axis{[]dim{d}, n})
+			t.Dims = append(t.Dims, ir.Dim{Name: m.name(d), Size: n})
+		}
+		m.dims.meet(out.dims())
+		out.v = m.b.Input(InputName(i), ir.Data, t, "")
+		env[ref] = out
+	}
+	made := map[string]*tensor{}
+	for _, s := range p.Inputs {
+		ref, ok := s.Arg.(pt2.Ref)
+		if s.Kind == pt2.UserInput || !ok || !used[ref] {
+			continue
+		}
+		t, err := m.stored(s, made)
+		if err != nil {
+			return err
+		}
+		env[ref] = t
+	}
+	return nil
+}
+
+// outputs makes values the results of the graph, dense in the order of the program's axes.
+func (m *maker) outputs(wanted []pt2.Ref, own int) (*Reading, error) {
+	r := &Reading{}
+	var results []*ir.Value
+	p := m.archive.Program
+	for i, ref := range wanted {
+		t := m.env[p.Graph][ref]
+		if t == nil {
+			if ref != "" && i < own {
+				return nil, diag.New(diag.NotSupported, "the program does not compute %s", ref)
+			}
+			r.Outputs = append(r.Outputs, Output{Result: -1})
+			continue
+		}
+		t = m.real(t)
+		for k, a := range t.axes {
+			if a.size != 1 && len(a.dims) == 0 {
+				t = m.whole(t, k)
+			}
+		}
+		o := Output{Dims: t.sizes(), Type: p.Graph.Values[string(ref)].Type}
+		v := t.v
+		if ds := t.dims(); len(ds) > 0 && m.b.Err() == nil {
+			v = m.b.Transpose(v, m.names(ds)...)
+		}
+		if to := m.elem(o.Type); m.b.Err() == nil && v.Type.Elem != to {
+			v = m.b.Convert(v, to)
+		}
+		if o.Result = slices.Index(results, v); o.Result < 0 {
+			o.Result = len(results)
+			results = append(results, v)
+		}
+		r.Outputs = append(r.Outputs, o)
+	}
+	var err error
+	r.Graph, err = m.b.Graph(results...)
+	return r, err
+}
+
+// finish describes the parts of the program, and makes repeated layers loops.
+func (m *maker) finish(r *Reading) (*Reading, error) {
+	r.Graph.Ops = used(r.Graph)
+	r.Parts = m.parts(r.Graph)
+	g, err := m.looped(r.Graph)
+	if err != nil {
+		return nil, err
+	}
+	r.Graph = g
+	rounds := map[place]int64{}
+	for _, v := range g.Params() {
+		p, err := m.param(v)
+		if err != nil {
+			return nil, err
+		}
+		r.Params = append(r.Params, p)
+		if _, ok := m.stacks[v.Name]; !ok {
+			continue
+		}
+		for _, name := range p.Tensors() {
+			at, _ := placeOf(name)
+			rounds[at] = v.Type.Dims[0].Size
+		}
+	}
+	for i := range r.Parts {
+		at, _ := placeOf(r.Parts[i].Path)
+		r.Parts[i].Loop = rounds[at]
+	}
+	return r, nil
+}
+
+// parts lists modules in the order of their first operation, with what became of their calls.
+func (m *maker) parts(g *ir.Graph) []Part {
+	index := map[*ir.Value]int{}
+	for i, op := range g.Ops {
+		for _, v := range op.Out {
+			index[v] = i
+		}
+	}
+	var list []Part
+	byPath, next := map[string]int{}, 0
+	for _, k := range m.marks {
+		i, ok := index[k.v]
+		if !ok || i < next {
+			continue
+		}
+		at, known := byPath[k.path]
+		if !known {
+			at = len(list)
+			byPath[k.path] = at
+			list = append(list, Part{Path: k.path, Class: k.class})
+		}
+		for _, op := range g.Ops[next : i+1] {
+			if !slices.Contains(list[at].Ops, op.Kind) {
+				list[at].Ops = append(list[at].Ops, op.Kind)
+			}
+		}
+		next = i + 1
+	}
+	return list
+}
+
+// functionRules are rules of a [Function] where it differs from a [Model].
+var functionRules = map[string]rule{
+	"aten.cross_entropy_loss.default": sole(ownLoss),
+	"aten.pad.default":                sole(ownPad),
+}
+
+// ownLoss is the cross-entropy as the program has it: the mean over labels, their sum, or one of
+// each. Labels that are ignored become -1, which operations know.
+func ownLoss(m *maker, n *node) *tensor {
+	x, labels := n.value("self"), n.value("target")
+	if len(x.axes) != 2 || len(labels.axes) != 1 || labels.v.Type.Elem.Kind() == dtype.Float {
+		panic(refusal("a loss of other than logits [tokens, classes] and labels [tokens]"))
+	}
+	if n.has("weight") || n.float("label_smoothing", 0) != 0 {
+		panic(refusal("a loss with weights or smoothing"))
+	}
+	x = m.whole(x, 1)
+	labels, x = m.match(labels, x, 0, 0)
+	m.dims.wish(x.axes[1].dims[0], ir.Vocab)
+	rows, vocab := m.names(labels.axes[0].dims), m.name(x.axes[1].dims[0])
+	l := m.b.Transpose(labels.v, rows...)
+	number := func(to float64) *ir.Value { return m.b.Fill(ir.Type{Elem: l.Type.Elem}, to) }
+	if skip := n.int("ignore_index", -100); skip >= 0 {
+		l = m.b.Select(m.b.Compare("eq", l, number(float64(skip))), m.b.Fill(l.Type, -1), l)
+	}
+	each := m.b.CrossEntropy(m.b.Transpose(x.v, append(slices.Clone(rows), vocab)...), l, vocab)
+	elem := m.elem(n.graph.Values[string(n.Outputs[0])].Type)
+	switch n.int("reduction", 1) {
+	case 0:
+		return m.tensor(m.b.Convert(each, elem), nil, labels.axes...)
+	case 2:
+		return m.tensor(m.b.Convert(m.b.Sum(each, rows...), elem), nil)
+	}
+	counted := m.b.Convert(m.b.Compare("ge", l, number(0)), each.Type.Elem)
+	mean := m.b.Div(m.b.Sum(each, rows...), m.b.Sum(counted, rows...))
+	return m.tensor(m.b.Convert(mean, elem), nil)
+}
+
+// ownPad pads with any number.
+func ownPad(m *maker, n *node) *tensor {
+	by, fill := n.ints("pad"), n.float("value", 0)
+	if fill == 0 {
+		return rules["aten.pad.default"](m, n)[0]
+	}
+	if n.text("mode", "constant") != "constant" {
+		panic(refusal("padding with other than a number"))
+	}
+	x := n.value("self")
+	for k := 0; k+1 < len(by); k += 2 {
+		i := len(x.axes) - 1 - k/2
+		var list []*tensor
+		if by[k] < 0 || by[k+1] < 0 {
+			panic(refusal("padding with less than nothing"))
+		}
+		beside := func(count int64) {
+			if count > 0 {
+				axes := slices.Clone(x.axes)
+				for j := range axes {
+					axes[j].dims = nil
+				}
+				axes[i].size = count
+				list = append(list, m.tensor(m.b.Fill(ir.Type{Elem: x.v.Type.Elem}, fill), nil, axes...))
+			}
+		}
+		beside(by[k])
+		list = append(list, x)
+		beside(by[k+1])
+		x = m.joined(list, i)
+	}
+	return x
+}
