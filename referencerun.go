@@ -66,7 +66,7 @@ func (r *runner) writeBatches(ctx context.Context, w io.Writer) error {
 	out := bufio.NewWriter(w)
 	at := data.Position{}
 	for range r.recipe.Steps {
-		b, after, err := r.rows.Take(ctx, at, r.recipe.Batch, 0, 1)
+		b, after, err := r.dataset().Take(ctx, at, r.recipe.Batch, 0, 1)
 		if err != nil {
 			return err
 		}

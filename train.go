@@ -2,9 +2,11 @@ package deepwell
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
+	"io"
 	"io/fs"
 	"maps"
 	"os"
@@ -57,6 +59,8 @@ type TrainJob struct {
 	// Patience is how long another process may be silent before it counts as lost; 0 means 8 s. At the
 	// start, processes wait thirty times as long for each other.
 	Patience time.Duration
+	// Stdin has the batches of a recipe whose data.sources are ["-"]; nil refuses such a recipe.
+	Stdin io.Reader `json:"-"`
 	// OnStall is called if a run has stalled and does not end within seconds, being stuck where
 	// nothing can be canceled. A command exits there.
 	OnStall func(error) `json:"-"`
@@ -135,7 +139,8 @@ type runner struct {
 	weights       *event.Weights
 	tokens        *tokenizer.Tokenizer
 	tokenizerFile string
-	rows          *data.Loader
+	rows          *data.Loader // nil if batches come from a stream
+	stream        *data.Stream
 	held          *data.Loader
 	program       *step.Programs
 	engine        *engine.Engine
@@ -239,8 +244,18 @@ func (r *runner) readPlan() (err error) {
 
 // readData opens the tokenizer, the training data and the validation data.
 func (r *runner) readData(ctx context.Context) (err error) {
-	if err := r.readTokenizer(); err != nil {
-		return err
+	streams := r.recipe.Data.Streams()
+	// Batches have tokens already: a tokenizer is for the export, if there is one.
+	named := cmp.Or(r.recipe.Data.Tokenizer, r.model.Tokenizer) != ""
+	if !streams || named || r.recipe.Eval.Path != "" {
+		if err := r.readTokenizer(); err != nil {
+			return err
+		}
+	}
+	if streams {
+		if err := r.openStream(ctx); err != nil || r.recipe.Eval.Path == "" {
+			return err
+		}
 	}
 	o := data.Options{Tokenizer: r.tokens, Seq: r.recipe.Seq, Seed: uint64(r.recipe.Seed),
 		Shuffle: true, HoldoutShare: r.recipe.Eval.Share, Events: r.early(),
@@ -252,8 +267,10 @@ func (r *runner) readData(ctx context.Context) (err error) {
 		o.Sources = append(o.Sources, data.Source{Name: s.Name, Path: s.Path, Weight: s.Weight,
 			Format: data.Format(s.Format), Template: s.Template})
 	}
-	if r.rows, err = data.Open(ctx, o); err != nil {
-		return at(err, r.job.Path+": data.sources")
+	if !streams {
+		if r.rows, err = data.Open(ctx, o); err != nil {
+			return at(err, r.job.Path+": data.sources")
+		}
 	}
 	if r.recipe.Eval.Path == "" {
 		if r.recipe.Eval.Share > 0 {
@@ -266,6 +283,34 @@ func (r *runner) readData(ctx context.Context) (err error) {
 		return at(err, r.job.Path+": eval.data")
 	}
 	return nil
+}
+
+// openStream takes the training data from standard input.
+func (r *runner) openStream(ctx context.Context) (err error) {
+	switch {
+	case r.job.Stdin == nil:
+		err = diag.New(diag.BadInput, "only deepwell train takes batches from standard input")
+	case len(r.job.Peers) > 1:
+		err = diag.New(diag.NotSupported, "batches from standard input are for one process, and the run"+
+			" has %d", len(r.job.Peers)).Try("give files: data.sources = [\"PATH\"]")
+	default:
+		r.stream, err = data.NewStream(ctx, r.job.Stdin, r.recipe.Batch, r.recipe.Seq)
+	}
+	if err != nil {
+		return at(err, r.job.Path+": data.sources")
+	}
+	return nil
+}
+
+// dataset is where batches come from.
+func (r *runner) dataset() interface {
+	train.Dataset
+	train.DocumentCounter
+} {
+	if r.stream != nil {
+		return r.stream
+	}
+	return r.rows
 }
 
 // readTokenizer finds the recipe's tokenizer, or the model's.
@@ -322,9 +367,9 @@ func (r *runner) writePrograms() (err error) {
 // documents is how many documents a sequence of the data has at most.
 func (r *runner) documents() int64 {
 	if r.held == nil {
-		return r.rows.Documents()
+		return r.dataset().Documents()
 	}
-	return max(r.rows.Documents(), r.held.Documents())
+	return max(r.dataset().Documents(), r.held.Documents())
 }
 
 // warnings forwards events, and brings warnings into a log that is opened later.
@@ -500,6 +545,9 @@ func (r *runner) keep(name string, text []byte) error {
 
 // keepTokenizer copies the tokenizer and its configuration into the run's folder.
 func (r *runner) keepTokenizer() error {
+	if r.tokenizerFile == "" { // batches have tokens already
+		return r.keepSource("")
+	}
 	dir, base := filepath.Split(r.tokenizerFile)
 	for _, name := range []string{base, "tokenizer_config.json", "special_tokens_map.json"} {
 		text, err := safedir.ReadPlain(filepath.Join(dir, name), maxTokenizer)
@@ -513,10 +561,16 @@ func (r *runner) keepTokenizer() error {
 			return err
 		}
 	}
-	if dir == "" {
-		dir = "."
+	return r.keepSource(cmp.Or(dir, "."))
+}
+
+// keepSource copies what an export has beside the weights: files beside the tokenizer, if there is
+// a folder of one, and the model's own.
+func (r *runner) keepSource(dir string) error {
+	err := r.model.KeepSource(r.recipe.Out)
+	if dir != "" {
+		err = errors.Join(capture.Accompany(r.recipe.Out, dir), err)
 	}
-	err := errors.Join(capture.Accompany(r.recipe.Out, dir), r.model.KeepSource(r.recipe.Out))
 	if err != nil { // the run needs none of it; an export will
 		e := diag.From(err)
 		r.env.Events.Emit(event.Warning{Code: string(e.Code),
@@ -528,7 +582,7 @@ func (r *runner) keepTokenizer() error {
 // start compiles the programs and fills the state.
 func (r *runner) start(ctx context.Context) (err error) {
 	o := train.Options{Engine: r.engine, Model: r.model.Config, Recipe: r.recipe,
-		Programs: r.program, Data: r.rows, Init: r.init, Events: r.events, Until: r.job.Until,
+		Programs: r.program, Data: r.dataset(), Init: r.init, Events: r.events, Until: r.job.Until,
 		Processes: r.processes, Build: build(), OnStall: r.job.OnStall, Locked: true,
 		Peak: r.devices.peak(1)}
 	if r.plan != nil {
@@ -654,6 +708,9 @@ func (r *runner) close() {
 	}
 	if r.rows != nil {
 		_ = r.rows.Close()
+	}
+	if r.stream != nil {
+		r.stream.Close()
 	}
 	if r.model != nil {
 		_ = r.model.Close()

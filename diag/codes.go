@@ -183,6 +183,8 @@ const (
 	DataPosition Code = "DW2806"
 	// DataRead: a dataset failed to give a batch.
 	DataRead Code = "DW2807"
+	// DataEnd: the data of a run has ended; a run of a stream ends there, saved.
+	DataEnd Code = "DW2808"
 
 	// CheckpointMissing: there is no checkpoint where one is wanted.
 	CheckpointMissing Code = "DW2901"

@@ -107,6 +107,15 @@ func (p *reader) checkSources() {
 	var template string
 	list := p.r.Data.Sources
 	for i, s := range list {
+		if p.item = i; s.Path == Stdin && (len(list) > 1 || s != Source{Path: Stdin}) {
+			p.fail(diag.RecipeValue, p.exact("data.sources"), "data.sources: standard input is not a"+
+				" part of a mixture, and has neither name, weight, format nor template", `write ["-"]`)
+		} else if s.Path == Stdin && p.r.Eval.Share > 0 {
+			p.fail(diag.RecipeValue, "eval.data", "eval.data: nothing can be held out of standard input",
+				`give a path: eval.data = "PATH"`)
+		}
+	}
+	for i, s := range list {
 		p.item = i
 		if s.Weight != 0 {
 			weights++

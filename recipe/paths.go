@@ -39,6 +39,9 @@ func (p *reader) expand(s string) (string, *problem) {
 // complete makes a path that does not depend on the working directory, and remembers how the recipe
 // wrote it.
 func (p *reader) complete(key, s string) (string, *problem) {
+	if key == "data.sources" && s == Stdin {
+		return s, nil
+	}
 	out, bad := p.expand(s)
 	switch {
 	case bad != nil:

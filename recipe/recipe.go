@@ -74,6 +74,13 @@ type Data struct {
 	DocumentMiB int      `key:"data.document_mib" in:"1..1024" resume:"free"`
 }
 
+// Stdin is the path of the only source of a recipe whose batches come from standard input
+// ([data.Stream]).
+const Stdin = "-"
+
+// Streams reports whether batches come from standard input.
+func (d *Data) Streams() bool { return len(d.Sources) > 0 && d.Sources[0].Path == Stdin }
+
 // A Source is one dataset, and its share of the mixture. Weight is 0 in all sources of a recipe, or
 // in none; without weights, each counts by its size. Name and Format are inferred from the path,
 // Template from the tokenizer, where they are empty. All chat templates of a recipe agree.

@@ -206,6 +206,10 @@ func TestMistakes(t *testing.T) {
 			[]string{"a source has no path"}},
 		{"weight", strings.Replace(smallest, `["a.txt"]`, "[{path = 'a', weight = 0}]", 1), nil, diag.RecipeValue,
 			[]string{"never gives a token"}},
+		{"standard input in a mixture", strings.Replace(smallest, `["a.txt"]`, `["-", "a.txt"]`, 1), nil, diag.RecipeValue,
+			[]string{"not a part of a mixture"}},
+		{"standard input with a holdout", strings.Replace(smallest, `["a.txt"]`, `["-"]`, 1) + "[eval]\ndata = \"1%\"\n", nil,
+			diag.RecipeValue, []string{"nothing can be held out"}},
 		{"some weights", strings.Replace(smallest, `["a.txt"]`, "['b',\n {path = 'a', weight = 2}, {path = 'c'}]", 1), nil,
 			diag.RecipeValue, []string{"1 of 3 sources have a weight", "run.toml:6"}},
 		{"templates", strings.Replace(smallest, `["a.txt"]`, "[{path = 'a', template = 'chatml'},\n'x',\n"+

@@ -41,8 +41,13 @@ func (t *Trainer) loop(ctx, stop context.Context) error {
 		if stopped, err := t.vote(ctx, stop); err != nil || stopped {
 			return t.halt(ctx, stop, err)
 		}
-		if _, err := t.Step(ctx); err != nil {
-			return err // nothing is saved: the state may be between two steps
+		if t.awaitData(ctx, stop) {
+			return t.halt(ctx, stop, nil)
+		}
+		if _, err := t.Step(ctx); errors.Is(err, diag.DataEnd) {
+			return t.dataEnded(ctx, stop)
+		} else if err != nil {
+			return t.failed(ctx, err)
 		}
 		if t.opts.Eval != nil && t.due(r.Eval.Every) {
 			if stopped, err := t.validate(ctx, stop); err != nil || stopped {
@@ -56,6 +61,51 @@ func (t *Trainer) loop(ctx, stop context.Context) error {
 		}
 	}
 	return nil
+}
+
+// awaitData waits for the next batch or a request to stop, and reports whether there was a request:
+// data may come from a program that was asked to stop, too, and gives none anymore. Several
+// processes must decide alike, and only vote.
+func (t *Trainer) awaitData(ctx, stop context.Context) bool {
+	defer t.phase(phaseData)()
+	if t.others != nil {
+		return false
+	}
+	if t.next == nil {
+		t.prefetch(ctx, t.at)
+	}
+	select {
+	case <-t.next.done:
+		return false
+	case <-ctx.Done():
+		return false
+	case <-stop.Done():
+		return true
+	}
+}
+
+// dataEnded ends a run whose data has come to its end: with the validation and the checkpoint of a
+// last step.
+func (t *Trainer) dataEnded(ctx, stop context.Context) error {
+	t.opts.Events.Emit(event.Note{Text: fmt.Sprintf("the data has ended after step %d of %d", t.step,
+		t.opts.Recipe.Steps)})
+	if r := t.opts.Recipe; t.opts.Eval != nil && t.step > 0 &&
+		(r.Eval.Every == 0 || t.step%r.Eval.Every != 0) {
+		if stopped, err := t.validate(ctx, stop); err != nil || stopped {
+			return t.halt(ctx, stop, err)
+		}
+	}
+	return t.save(ctx, true)
+}
+
+// failed ends a run with an error. If the state is whole, as after an error of the data, the steps
+// since the last checkpoint are saved; else it may be between two steps.
+func (t *Trainer) failed(ctx context.Context, err error) error {
+	if t.others != nil || t.usable() != nil || ctx.Err() != nil || t.step == 0 ||
+		errors.Is(err, diag.TrainingLost) {
+		return err
+	}
+	return errors.Join(err, t.save(ctx, true))
 }
 
 // vote reports whether any process of the run was asked to stop; all get the same answer.
@@ -111,7 +161,8 @@ type StepResult struct {
 //
 // Nothing else is io.EOF: an error of the Dataset, io.EOF included, is returned as a [diag.Error]
 // for which errors.Is(err, io.EOF) is false, with the code [diag.DataRead] unless the Dataset gave
-// it another. Step may then be called again and reads the same batch again.
+// it another. Step may then be called again and reads the same batch again. A Dataset that has an
+// end gives an error of the code [diag.DataEnd] there, where Run saves and returns nil.
 //
 // Every 100 steps, as before each save, devices that must have the same bits of the state are
 // compared; if one differs, the error has the code [diag.ReplicasDiffer], and nothing of the state

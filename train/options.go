@@ -34,7 +34,8 @@ type Dataset interface {
 	// without entries, or nil, is the beginning. rank and ranks select the share of one data-parallel
 	// reader; the trainer reads whole batches and passes 0, 1.
 	//
-	// Take has no end: behind its last sequence a Dataset begins again. Any error, io.EOF included,
+	// Behind its last sequence a Dataset begins again, or gives an error of the code [diag.DataEnd],
+	// which ends the run. Any other error, io.EOF included,
 	// fails the step; the next step calls Take again with the same position. Without an error the
 	// batch is not nil and has all sequences, and belongs to the trainer. Take must neither change
 	// nor keep the map at. The returned position is not nil. If ctx ends, nobody wants the batch

@@ -36,6 +36,7 @@ func (a *app) train() *cobra.Command {
 				return err
 			}
 			outlivePipe()
+			job.Stdin = os.Stdin
 			// A crash inside of XLA ends the process by a signal, after which a launcher starts the run
 			// again; Go's own status, 2, would be a wrong flag.
 			debug.SetTraceback("crash")
