@@ -23,12 +23,12 @@
 //	   machine     catalogue of GPUs and clusters, Target, probe → machine.json
 //	   plugin      engines on disk: installed by name, pinned, verified
 //	   hlo         XLA's optimized program → its collectives, kernel calls and schedule
-//	   internal/   atomicfile, plainfile (nothing is written through a link), flock, safedir (paths
-//	               that stay inside a folder), cas, nvml, stubcuda, hlotest (writes
-//	               optimized programs for tests), pjrt (the C interface;
-//	               nothing else knows an offset), malloc (C memory that is
-//	               not returned to the system),
-//	               tfevents (for TensorBoard), trace (for Perfetto), parquet (texts of columns)
+//	   internal/   flat (values between processes), atomicfile, plainfile (nothing is written
+//	               through a link), flock, safedir (paths that stay inside a folder), cas, nvml,
+//	               stubcuda, hlotest (writes optimized programs for tests), pjrt (the C
+//	               interface; nothing else knows an offset), malloc (C memory that is not
+//	               returned to the system), tfevents (for TensorBoard), trace (for Perfetto),
+//	               parquet (texts of columns)
 //	2  program     what an engine runs: modules, text, arguments, donation, devices
 //	   ir          typed graph: repeats, named dimensions, placements; verify, print, parse, gradient
 //	   ir/eval     an interpreter in float64, against which gradients and lowerings are tested

@@ -291,7 +291,7 @@ func (c *Choice) costs(first bool, stack *price.Profile) []string {
 		{Name: "pipeline communication", Seconds: p.Pipeline},
 		{Name: "offloading", Seconds: p.Offload},
 	}
-	slices.SortStableFunc(parts, func(a, b dryrun.Part) int {
+	lists.Sort(parts, func(a, b dryrun.Part) int {
 		return cmp.Compare(b.Seconds, a.Seconds)
 	})
 	var words []string
@@ -347,7 +347,9 @@ func (b *best) limit() float64 {
 		return math.Inf(1)
 	}
 	seen := map[labelKey]bool{}
-	for _, c := range slices.SortedFunc(maps.Values(b.meshes), candidate.compare) {
+	found := slices.Collect(maps.Values(b.meshes))
+	lists.Sort(found, candidate.compare)
+	for _, c := range found {
 		if seen[c.label()] = true; len(seen) == b.top {
 			return c.metric * Margin
 		}

@@ -65,7 +65,7 @@ func Improve(ctx context.Context, job Job, p *plan.Plan, step float64) ([]dryrun
 		}
 		list = append(list, dryrun.Suggestion{Change: change, Step: e.Step, Peak: found.peak})
 	}
-	slices.SortStableFunc(list, func(a, b dryrun.Suggestion) int {
+	lists.Sort(list, func(a, b dryrun.Suggestion) int {
 		return cmp.Compare(a.Step, b.Step)
 	})
 	return list, nil

@@ -223,7 +223,7 @@ func (j Job) changes() []change {
 		on(j.Cluster.Count*n, j.Cluster.GPU.Name)
 	}
 	gpus := machine.GPUModels() // with more memory, the smallest first
-	slices.SortStableFunc(gpus, func(a, b machine.GPUModel) int {
+	lists.Sort(gpus, func(a, b machine.GPUModel) int {
 		return int((a.UsableBytes - b.UsableBytes) >> 20)
 	})
 	for _, gpu := range gpus {

@@ -322,7 +322,7 @@ func (s *searcher) expand() {
 			}
 		}
 	}
-	slices.SortFunc(s.meshOptions, func(a, b meshOption) int {
+	lists.Sort(s.meshOptions, func(a, b meshOption) int {
 		return cmp.Or(cmp.Compare(a.bound, b.bound), cmp.Compare(a.count, b.count),
 			cmp.Compare(a.precision, b.precision), a.compare(b.mesh),
 			cmp.Compare(a.microbatch, b.microbatch))
@@ -417,7 +417,7 @@ func (s *searcher) explore(ctx context.Context) ([]candidate, error) {
 		}
 		meshOptions, size = meshOptions[n:], min(2*size, lastRound)
 	}
-	slices.SortFunc(b.found, candidate.compare)
+	lists.Sort(b.found, candidate.compare)
 	return b.found[:min(simulated, len(b.found))], nil
 }
 
@@ -480,7 +480,7 @@ func (w *worker) explore(n meshOption, limit float64) []candidate {
 			}
 		}
 	}
-	slices.SortFunc(list, candidate.compare)
+	lists.Sort(list, candidate.compare)
 	return list[:min(len(list), perMesh)]
 }
 

@@ -225,7 +225,7 @@ func named(list []Source) ([]Source, error) {
 			s.Name = filepath.Base(s.Path)
 		}
 	}
-	slices.SortStableFunc(list, func(a, b Source) int { return cmp.Compare(a.Name, b.Name) })
+	lists.Sort(list, func(a, b Source) int { return cmp.Compare(a.Name, b.Name) })
 	for i := range list[1:] {
 		if list[i].Name == list[i+1].Name {
 			return nil, diag.New(diag.BadInput, "two sources are called %q", list[i].Name).

@@ -40,7 +40,9 @@ const manifestVersion = 1
 // sha256sum prints for the tree.
 func treeDigest(files []file) string {
 	hash := sha256.New()
-	for _, f := range slices.SortedFunc(slices.Values(files), byPath) {
+	sorted := slices.Clone(files)
+	lists.Sort(sorted, byPath)
+	for _, f := range sorted {
 		fmt.Fprintf(hash, "%s  %s\n", f.SHA256, f.Path)
 	}
 	return hex.EncodeToString(hash.Sum(nil))

@@ -15,6 +15,7 @@ import (
 	"github.com/deepwell/deepwell/diag"
 	"github.com/deepwell/deepwell/dtype"
 	"github.com/deepwell/deepwell/event"
+	"github.com/deepwell/deepwell/internal/lists"
 	"github.com/deepwell/deepwell/safetensors"
 )
 
@@ -229,7 +230,7 @@ func (j *job) finish(f *outFolder) (*Report, error) {
 		r.BytesOut += file.size
 		r.Tensors = append(r.Tensors, file.rows...)
 	}
-	slices.SortFunc(r.Tensors, func(a, b Tensor) int { return strings.Compare(a.Name, b.Name) })
+	lists.Sort(r.Tensors, func(a, b Tensor) int { return strings.Compare(a.Name, b.Name) })
 	if len(j.files) > 1 {
 		if err := f.write(safetensors.IndexName, index(j.files)); err != nil {
 			return nil, err

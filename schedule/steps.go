@@ -7,6 +7,7 @@ import (
 	"slices"
 
 	"github.com/deepwell/deepwell/diag"
+	"github.com/deepwell/deepwell/internal/lists"
 )
 
 // An Op is what a step does.
@@ -130,7 +131,7 @@ func (s *Schedule) transfers(t *Timeline, capacity int) [][]transfer {
 		}
 	}
 	for _, list := range arriving {
-		slices.SortFunc(list, func(a, b transfer) int {
+		lists.Sort(list, func(a, b transfer) int {
 			return cmp.Or(cmp.Compare(a.receive, b.receive), cmp.Compare(a.from, b.from),
 				cmp.Compare(a.sent, b.sent))
 		})

@@ -421,7 +421,7 @@ func (f frontier) add(program, place int, m *Moment) {
 func (f frontier) take() []Moment {
 	all := slices.Concat(f...)
 	clear(f)
-	slices.SortFunc(all, func(a, b placed) int { return a.place - b.place })
+	lists.Sort(all, func(a, b placed) int { return a.place - b.place })
 	return lists.Map(all, func(p placed) Moment { return p.Moment })
 }
 

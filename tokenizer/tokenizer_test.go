@@ -1,6 +1,8 @@
 package tokenizer
 
 import (
+	"bytes"
+	"compress/gzip"
 	"encoding/hex"
 	"fmt"
 	"maps"
@@ -16,6 +18,7 @@ import (
 	"pgregory.net/rapid"
 
 	"github.com/deepwell/deepwell/diag"
+	"github.com/deepwell/deepwell/internal/golden"
 )
 
 func Example() {
@@ -239,6 +242,37 @@ func TestAppendAllocatesNothing(t *testing.T) {
 		if n := testing.AllocsPerRun(20, func() { ids = tok.Append(ids[:0], text, Options{}) }); n > 0 {
 			t.Errorf("%s: %v allocations", name, n)
 		}
+	}
+}
+
+// What is embedded is unicode.txt.
+func TestUnicodeIsPacked(t *testing.T) {
+	text, err := os.ReadFile("unicode.txt")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if golden.Update() {
+		var b bytes.Buffer
+		w, err := gzip.NewWriterLevel(&b, gzip.BestCompression)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := w.Write(text); err != nil {
+			t.Fatal(err)
+		}
+		if err := w.Close(); err != nil {
+			t.Fatal(err)
+		}
+		if err := os.WriteFile("unicode.txt.gz", b.Bytes(), 0o644); err != nil {
+			t.Fatal(err)
+		}
+	}
+	packed, err := os.ReadFile("unicode.txt.gz")
+	if err != nil {
+		t.Fatal(err)
+	}
+	if unpack(string(packed)) != string(text) {
+		t.Error("unicode.txt.gz is not unicode.txt; go test ./tokenizer -update packs it")
 	}
 }
 

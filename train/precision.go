@@ -1,9 +1,7 @@
 package train
 
 import (
-	"bytes"
 	"context"
-	"encoding/gob"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -14,6 +12,7 @@ import (
 	"github.com/deepwell/deepwell/diag"
 	"github.com/deepwell/deepwell/dtype"
 	"github.com/deepwell/deepwell/event"
+	"github.com/deepwell/deepwell/internal/flat"
 	"github.com/deepwell/deepwell/model"
 	"github.com/deepwell/deepwell/precision"
 	"github.com/deepwell/deepwell/precision/monitor"
@@ -340,17 +339,17 @@ func (c *executor) allReports(ctx context.Context) ([]*report, error) {
 	if c.peers == nil {
 		return list, nil
 	}
-	var b bytes.Buffer
-	if err := gob.NewEncoder(&b).Encode(list); err != nil {
+	mine, err := flat.Append(nil, list)
+	if err != nil {
 		return nil, err
 	}
-	all, err := c.peers.blobs(ctx, "reports", b.Bytes())
+	all, err := c.peers.blobs(ctx, "reports", mine)
 	if err != nil {
 		return nil, err
 	}
 	for process, text := range all {
 		var theirs []*report
-		if err := gob.NewDecoder(bytes.NewReader(text)).Decode(&theirs); err != nil {
+		if err := flat.Parse(text, &theirs); err != nil {
 			return nil, diag.New(diag.PeersDiffer, "the reports of process %d cannot be read",
 				process).Wrap(err)
 		}

@@ -278,7 +278,7 @@ func (c *executor) blame(r *rank, all map[replicaAt][]uint32) string {
 		return ""
 	}
 	order := []program.Role{program.Param, program.Moment, program.Copy}
-	slices.SortStableFunc(list, func(a, b suspicion) int {
+	lists.Sort(list, func(a, b suspicion) int {
 		return cmp.Or(len(a.devices)-len(b.devices),
 			slices.Index(order, a.array.Role)-slices.Index(order, b.array.Role))
 	})

@@ -19,7 +19,7 @@ import (
 )
 
 // A report is the statistics that the programs of one rank return about their quantized GEMMs in a
-// step. Processes exchange reports with encoding/gob.
+// step. Processes exchange reports in the bytes of package flat.
 type report struct {
 	Programs map[string]*counts // by name: those that give gradients
 

@@ -6,7 +6,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"runtime/pprof"
+	"runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -291,13 +291,24 @@ func (t *Trainer) stall(s link.Status, others []link.Status, cancel context.Canc
 	cancel(e)
 	var text bytes.Buffer
 	fmt.Fprintf(&text, "%s\n", e.Format())
-	_ = pprof.Lookup("goroutine").WriteTo(&text, 2)
+	text.Write(stacks())
 	if os.MkdirAll(t.opts.Recipe.Out, 0o777) != nil ||
 		atomicfile.Write(dump, text.Bytes(), 0o666) != nil {
 		dump = ""
 	}
 	t.opts.Events.Emit(event.Stalled{Step: int(s.Step), Phase: s.Phase, Seconds: s.Age.Seconds(),
 		Limit: s.Limit.Seconds(), Waits: s.Waits, Dump: filepath.ToSlash(dump)})
+}
+
+// stacks are the stacks of all goroutines, as a panic prints them. Package runtime/pprof would say
+// the same, and bring its formats into the binary.
+func stacks() []byte {
+	for size := 1 << 20; ; size *= 2 {
+		buf := make([]byte, size)
+		if n := runtime.Stack(buf, true); n < size {
+			return buf[:n]
+		}
+	}
 }
 
 // describe lists what the other processes are doing.

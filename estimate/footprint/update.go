@@ -1,6 +1,10 @@
 package footprint
 
-import "slices"
+import (
+	"slices"
+
+	"github.com/deepwell/deepwell/internal/lists"
+)
 
 // updateTemp is the temp of the optimizer's program if the model reads gathered copies of sharded
 // parameters; else parameters are updated in place.
@@ -181,7 +185,7 @@ func (p *Predictor) updateBuffers(w *way, s *sizes, list []resident) int64 {
 	}
 	o.arrange()
 	o.schedule()
-	slices.SortFunc(all, func(a, b sent) int { return a.param - b.param })
+	lists.Sort(all, func(a, b sent) int { return a.param - b.param })
 	for i := range all { // new weights and moments
 		if h := &all[i]; h.transposed {
 			h.state(m)

@@ -14,8 +14,8 @@
 // line of JSON each: events as package event writes them, and at the end of every request a report,
 // an error, or that it is ready. Its standard error is XLA's log.
 //
-// A [Worker] is the same for other work that may crash: its requests and answers are gob values of
-// whoever opens it.
+// A [Worker] is the same for other work that may crash: its requests and answers are values of
+// whoever opens it, in the bytes of package flat.
 //
 // # Who ends whom
 //

@@ -4,7 +4,6 @@ import (
 	"bufio"
 	"cmp"
 	"context"
-	"encoding/gob"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -13,14 +12,13 @@ import (
 	"syscall"
 
 	"github.com/deepwell/deepwell/diag"
+	"github.com/deepwell/deepwell/internal/flat"
 )
 
 // A Worker is a child that does other work with an engine than compiling: it answers the requests
-// of one kind, one after the other. Requests and answers are gob values.
+// of one kind, one after the other. Package flat says what requests and answers may hold.
 type Worker struct {
 	process *process
-	to      *gob.Encoder
-	from    *gob.Decoder
 }
 
 // A verdict comes before the answer to a request, or in its place.
@@ -36,7 +34,7 @@ func OpenWorker(ctx context.Context, verb string, o Options) (*Worker, error) {
 	if err != nil {
 		return nil, err
 	}
-	return &Worker{p, gob.NewEncoder(p.in), gob.NewDecoder(p.out)}, nil
+	return &Worker{p}, nil
 }
 
 // Ask sends a request and fills in the answer, both pointers. Doing says what a crash happened on,
@@ -51,12 +49,12 @@ func (w *Worker) Ask(ctx context.Context, doing string, request, answer any) err
 		return diag.New(diag.Canceled, "stopped before %s", doing).Wrap(err)
 	}
 	var v verdict
-	err := w.process.exchange(ctx, doing, func(*os.File) error { return w.to.Encode(request) },
-		func(*bufio.Reader) error {
-			if err := w.from.Decode(&v); err != nil || v.Error != nil {
+	err := w.process.exchange(ctx, doing, func(in *os.File) error { return flat.Write(in, request) },
+		func(out *bufio.Reader) error {
+			if err := flat.Read(out, &v); err != nil || v.Error != nil {
 				return err
 			}
-			return w.from.Decode(answer)
+			return flat.Read(out, answer)
 		})
 	if err != nil || v.Error == nil {
 		return err
@@ -92,25 +90,24 @@ func Work[Request, Answer any](verb string, answer func(*Request) (*Answer, erro
 	}
 	requests := make(chan *Request)
 	go func() { // so that the end of the input ends the process in the middle of its work
-		for in := gob.NewDecoder(os.Stdin); ; {
+		for {
 			r := new(Request)
-			if in.Decode(r) != nil {
+			if flat.Read(os.Stdin, r) != nil {
 				os.Exit(0)
 			}
 			requests <- r
 		}
 	}()
-	to := gob.NewEncoder(out)
 	for r := range requests {
 		a, err := answer(r)
-		if reported(to, a, err) != nil {
+		if reported(out, a, err) != nil {
 			os.Exit(int(diag.Failed)) // the parent is gone
 		}
 	}
 }
 
 // reported sends an answer, or the error in its place.
-func reported[Answer any](to *gob.Encoder, a *Answer, err error) error {
+func reported[Answer any](to io.Writer, a *Answer, err error) error {
 	var v verdict
 	if err != nil {
 		text, failed := json.Marshal(diag.From(err))
@@ -119,10 +116,10 @@ func reported[Answer any](to *gob.Encoder, a *Answer, err error) error {
 		}
 		v.Error = text
 	}
-	if failed := to.Encode(v); failed != nil || err != nil {
+	if failed := flat.Write(to, v); failed != nil || err != nil {
 		return failed
 	}
-	return to.Encode(a)
+	return flat.Write(to, a)
 }
 
 // answerPipe is the pipe that a child answers on. Processes that the child starts, such as ptxas,

@@ -2,7 +2,7 @@
 // library leaves to loops.
 package lists
 
-import "sort"
+import "slices"
 
 // Map gives what f makes of each element.
 func Map[E, T any](list []E, f func(E) T) []T {
@@ -100,8 +100,23 @@ func Resize[E any](buf []E, n int) []E {
 	return buf[:n]
 }
 
-// Sort sorts a list by a comparison; equal elements keep their order. It is for lists that are
-// sorted once: unlike slices.SortStableFunc it adds no code to the binary for each type.
+// Sort sorts a list by a comparison; equal elements keep their order. It sorts the places of the
+// elements and moves each element twice: unlike slices.SortFunc it adds no 30 KB to the binary for
+// each type, and large elements are not swapped about.
 func Sort[T any](list []T, compare func(a, b T) int) {
-	sort.SliceStable(list, func(i, j int) bool { return compare(list[i], list[j]) < 0 })
+	order := make([]int, len(list))
+	for i := range order {
+		order[i] = i
+	}
+	slices.SortFunc(order, func(i, j int) int {
+		if c := compare(list[i], list[j]); c != 0 {
+			return c
+		}
+		return i - j
+	})
+	sorted := make([]T, len(list))
+	for at, i := range order {
+		sorted[at] = list[i]
+	}
+	copy(list, sorted)
 }
