@@ -73,6 +73,7 @@ var allowed = []struct{ path, word, why string }{
 	{"machine/gpu.go", "card", "the key in machine.json"},
 	{"autoplan/calibrate", "card", "the key in calibration.json"},
 	{"precision/monitor/state.go", "doubt", "the key in checkpoints"},
+	{"capture/aten/", "narrow", "the name of an operator of ATen"},
 	{"precision/", "narrow", "a reason that is hashed into a run's identity"},
 	{"precision/", "products", "a reason that is hashed into a run's identity"},
 	{"cmd/deepwell/testdata/script/policy.txtar", "products", "the same reason, printed"},

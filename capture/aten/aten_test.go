@@ -21,7 +21,7 @@ import (
 // fixtures are the models of package pt2, and why one is not supported.
 var fixtures = []struct{ name, lacks string }{
 	{"nanogpt", ""}, {"tied", ""}, {"parallel", ""}, {"postnorm", ""}, {"activation", ""},
-	{"dropout0", ""}, {"einsum", ""}, {"alibi", ""},
+	{"dropout0", ""}, {"inplace", ""}, {"einsum", ""}, {"alibi", ""},
 	{"dropout", "dropout"},
 	{"llama", ""}, {"qwen3", ""}, {"mistral", ""}, {"gemma2", ""}, {"phi3", ""}, {"gpt2", ""},
 	{"gptneox", ""}, {"olmo2", ""}, {"bert", ""}, {"vit", ""},

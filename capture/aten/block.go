@@ -196,6 +196,7 @@ func crossEntropy(m *maker, n *node) *tensor {
 // makerRules make tensors of nothing.
 var makerRules = map[string]rule{
 	"aten.arange.default": sole(arange), "aten.arange.start": sole(arange),
+	"aten.arange.start_step":  sole(arange),
 	"aten.zeros_like.default": filled(0), "aten.ones_like.default": filled(1),
 	"aten.new_empty.default": filled(0), "aten.empty_like.default": filled(0),
 	"aten.zeros.default": filled(0), "aten.ones.default": filled(1),
@@ -204,15 +205,16 @@ var makerRules = map[string]rule{
 
 // arange counts; along the whole sequence it is the positions of tokens.
 func arange(m *maker, n *node) *tensor {
-	size, start := n.out(0)[0], n.int("start", 0)
-	if start == 0 && m.positions != nil && size == m.shape.Seq {
+	size, start, step := n.out(0)[0], n.float("start", 0), n.float("step", 1)
+	elem := n.graph.Values[string(n.Outputs[0])].Type
+	if start == 0 && step == 1 && elem == dtype.S64 && m.positions != nil && size == m.shape.Seq {
 		return m.positions
 	}
 	data := make([]float64, size)
 	for i := range data {
-		data[i] = float64(start + int64(i))
+		data[i] = start + step*float64(i)
 	}
-	return constant(dtype.S64, []int64{size}, data)
+	return constant(elem, []int64{size}, data)
 }
 
 // filled repeats one number.

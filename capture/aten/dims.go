@@ -3,6 +3,7 @@ package aten
 import (
 	"slices"
 	"strconv"
+	"strings"
 
 	"github.com/deepwell/deepwell/ir"
 )
@@ -167,7 +168,8 @@ func (t *table) rename() bool {
 		name := t.wanted(d)
 		if taken(name) { // layers give a dimension without a name the same number
 			at, rest := placeOf(t.all[d].key)
-			kind := at.list + "." + rest
+			own := at.list + "." + strconv.Itoa(at.n) + "." // keys may hold keys
+			kind := at.list + "." + strings.ReplaceAll(rest, own, at.list+".")
 			if _, ok := numbers[kind]; !ok {
 				numbers[kind] = len(numbers)
 			}

@@ -92,7 +92,8 @@ var elementRules = map[string]rule{
 		return x.with(m.b.Convert(x.v, n.value("other").v.Type.Elem))
 	}),
 	"aten.dropout.default": sole(func(m *maker, n *node) *tensor {
-		x := n.tensor("input")
+		self, _ := selfOf(n.Node)
+		x := m.value(n.graph, self)
 		if n.float("p", 0) == 0 || !n.bool("train", true) {
 			return x
 		}
@@ -101,7 +102,10 @@ var elementRules = map[string]rule{
 	"aten.alias.default": same("self"), "aten.contiguous.default": same("self"),
 	"aten.clone.default": same("self"), "aten.lift_fresh_copy.default": same("self"),
 	"aten.detach.default": sole(func(m *maker, n *node) *tensor {
-		x := n.value("self")
+		x := n.tensor("self")
+		if x.known != nil || x.v.Type.Elem.Kind() != dtype.Float {
+			return x
+		}
 		return x.with(m.b.StopGradient(x.v))
 	}),
 }
@@ -260,15 +264,10 @@ func power(m *maker, n *node) *tensor {
 func convert(m *maker, n *node) *tensor {
 	x := n.tensor("self")
 	to, ok := n.dtype("dtype")
-	switch {
-	case !ok:
-		return x
-	case x.known != nil:
-		return &tensor{known: x.known, elem: to, axes: x.axes}
-	case m.elem(to) == x.v.Type.Elem:
+	if !ok {
 		return x
 	}
-	return x.with(m.b.Convert(x.v, m.elem(to)))
+	return m.cast(x, to)
 }
 
 // below bounds x from above.

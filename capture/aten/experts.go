@@ -3,7 +3,6 @@ package aten
 import (
 	"slices"
 
-	"github.com/deepwell/deepwell/dtype"
 	"github.com/deepwell/deepwell/ir"
 )
 
@@ -22,25 +21,6 @@ var expertRules = map[string]rule{
 		values, places := m.b.TopK(x.v, m.name(d), k)
 		return []*tensor{m.resized(x, values, i, k, "top"), m.resized(x, places, i, k, "top")}
 	},
-	"aten.copy.default": sole(func(m *maker, n *node) *tensor {
-		return m.expanded(n.tensor("src"), n.tensor("self").sizes())
-	}),
-	"aten.scatter.value": sole(func(m *maker, n *node) *tensor {
-		base, where := n.value("self"), n.value("index")
-		i := base.at(n.int("dim", -1))
-		if i != len(base.axes)-1 {
-			panic(refusal("scatter along another axis than the last"))
-		}
-		where = m.whole(where, i)
-		d := where.axes[i].dims[0]
-		where = m.ordered(where, []dim{d})
-		count := m.b.Shift(m.b.Scale(m.b.Convert(where.v, dtype.F32), 0), 1)
-		size := base.axes[i].size
-		hits := m.b.Scatter(count, where.v, m.name(d), size)
-		mask := m.b.Compare("gt", hits, m.b.Fill(ir.Type{Elem: dtype.F32}, 0))
-		by := m.b.Fill(ir.Type{Elem: base.v.Type.Elem}, n.float("value", 0))
-		return m.choose(m.resized(where, mask, i, size, "hit"), m.tensor(by, nil), base)
-	}),
 	"dw.experts.default": sole(experts),
 }
 

@@ -23,11 +23,14 @@
 //
 // # What becomes of the program
 //
-// Regions without gradients are inlined, operations in place become operations on what they change,
-// and what computes nothing is dropped: assertions, aliases, dropout of nothing. The labels stand
-// where the logits stand ([model.InputLabels]): a shift in the program is taken out. The mean over
-// labels becomes a sum times [model.InputShare], and what counts along the sequence reads
-// [model.InputPositions]. Buffers that are not trained are written as what they count.
+// Regions without gradients are inlined. An operation in place becomes the same operation on a
+// copy: what it changed is put back into whatever it is a view of, and other views are taken again
+// when they are read. Where torch itself decides by strides whether something is a view or a copy,
+// a read after such a change is refused. What computes nothing is dropped: assertions, aliases,
+// dropout of nothing. The labels stand where the logits stand ([model.InputLabels]): a shift in the
+// program is taken out. The mean over labels becomes a sum times [model.InputShare], and what
+// counts along the sequence reads [model.InputPositions]. Buffers that are not trained are written
+// as what they count.
 //
 // Layers that follow each other in a list of modules become one loop if their operations are equal,
 // and if they read the same values from outside, or what the layer before made: the parameters are

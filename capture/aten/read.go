@@ -20,9 +20,10 @@ type maker struct {
 	shape      model.Shape
 	matmulType dtype.DType
 	symbols    map[string]int64 // sizes
-	env        map[*pt2.Graph]map[pt2.Ref]*tensor
-	views      map[pt2.Ref]*node // of the outermost graph: how a view was made
-	key        string            // of the node that is written
+	env        map[*pt2.Graph]map[pt2.Ref]*variable
+	region     int    // without gradients that is written, counted from 1 on
+	regions    int    // so far
+	key        string // of the node that is written
 	positions  *tensor
 	segments   *ir.Value // the documents of tokens [batch, seq]; nil where there is one
 	share      *ir.Value
@@ -36,8 +37,8 @@ type maker struct {
 // read writes the graph of a result.
 func (m *maker) read(result pt2.Ref) (*ir.Graph, error) {
 	p := m.archive.Program
-	m.env = map[*pt2.Graph]map[pt2.Ref]*tensor{p.Graph: {}}
-	m.views, m.count = map[pt2.Ref]*node{}, map[place]int{}
+	m.env = map[*pt2.Graph]map[pt2.Ref]*variable{p.Graph: {}}
+	m.count = map[place]int{}
 	if err := m.bind(); err != nil {
 		return nil, err
 	}
@@ -49,9 +50,15 @@ func (m *maker) read(result pt2.Ref) (*ir.Graph, error) {
 	if len(m.missing) > 0 {
 		return nil, m.missing.err()
 	}
-	out := m.env[p.Graph][result]
-	if out == nil || out.v == nil {
+	if m.env[p.Graph][result] == nil {
 		return nil, diag.New(diag.NotSupported, "the program does not compute %s", result)
+	}
+	var out *tensor
+	m.guard(func() { out = m.shown(m.value(p.Graph, result)) }, func(why string) {
+		m.missing = append(m.missing, fmt.Sprintf("result %s (%s)", result, why))
+	})
+	if len(m.missing) > 0 {
+		return nil, m.missing.err()
 	}
 	m.Model.shifted = m.Model.shifted || m.shift
 	v := out.v
@@ -59,6 +66,17 @@ func (m *maker) read(result pt2.Ref) (*ir.Graph, error) {
 		v = m.b.Transpose(v, m.names(ds)...)
 	}
 	return m.b.Graph(v)
+}
+
+// shown is a result with a dimension for each axis that repeats.
+func (m *maker) shown(t *tensor) *tensor {
+	t = m.real(t)
+	for i, a := range t.axes {
+		if a.size > 1 {
+			t = m.some(t, i)
+		}
+	}
+	return t
 }
 
 // bind gives the symbols of sizes their values: the first axis of inputs is the batch, the second
@@ -86,35 +104,54 @@ func (m *maker) bind() error {
 	return nil
 }
 
-// needed finds the nodes that a result depends on. What is changed in place is needed if anything
-// that it is part of is.
+// needed finds the nodes that results depend on. What is changed in place is needed if anything
+// that may share its memory is, or an input.
 func needed(g *pt2.Graph, results []pt2.Ref) map[*pt2.Node]bool {
 	root := map[pt2.Ref]pt2.Ref{}
 	base := func(r pt2.Ref) pt2.Ref {
-		if b, ok := root[r]; ok {
-			return b
+		for root[r] != "" {
+			r = root[r]
 		}
 		return r
 	}
+	share := func(a, b pt2.Ref) {
+		if a, b = base(a), base(b); a != b {
+			root[b] = a
+		}
+	}
 	for i := range g.Nodes {
 		n := &g.Nodes[i]
-		if self, ok := selfOf(n); ok && (viewing[n.Target] || inPlace(n.Target)) {
+		if self, ok := selfOf(n); ok && (lendingOf(g, n) != copies || inPlace(n.Target)) {
 			for _, o := range n.Outputs {
-				root[o] = base(self)
+				share(self, o)
+			}
+		}
+		if changes(n) { // a region may give what it takes
+			all := n.Outputs
+			for _, a := range n.Args {
+				all = append(slices.Clip(all), refs(a.Value)...)
+			}
+			for _, r := range all {
+				share(all[0], r)
 			}
 		}
 	}
 	want := map[pt2.Ref]bool{}
 	for _, r := range results {
-		want[r], want[base(r)] = true, true
+		want[base(r)] = true
+	}
+	for _, a := range g.Inputs { // a change of an input is refused, wherever it stands
+		for _, r := range refs(a) {
+			want[base(r)] = true
+		}
 	}
 	live := map[*pt2.Node]bool{}
 	for i := len(g.Nodes) - 1; i >= 0; i-- {
 		n := &g.Nodes[i]
 		self, ok := selfOf(n)
-		use := ok && inPlace(n.Target) && want[base(self)]
+		use := ok && inPlace(n.Target) && want[base(self)] || changes(n)
 		for _, o := range n.Outputs {
-			use = use || want[o]
+			use = use || want[o] || slices.Contains(results, o)
 		}
 		if !use {
 			continue
@@ -129,33 +166,27 @@ func needed(g *pt2.Graph, results []pt2.Ref) map[*pt2.Node]bool {
 	return live
 }
 
+// changes reports whether a node calls a graph that changes something in place.
+func changes(n *pt2.Node) bool {
+	for _, a := range n.Args {
+		if g, ok := a.Value.(*pt2.Graph); ok && slices.ContainsFunc(g.Nodes, func(n pt2.Node) bool {
+			return inPlace(n.Target) || changes(&n)
+		}) {
+			return true
+		}
+	}
+	return false
+}
+
 // refs lists the tensors of an argument.
 func refs(a pt2.Argument) []pt2.Ref {
 	switch a := a.(type) {
 	case pt2.Ref:
 		return []pt2.Ref{a}
 	case []pt2.Ref:
-		return a
+		return slices.DeleteFunc(slices.Clone(a), func(r pt2.Ref) bool { return r == "" })
 	}
 	return nil
-}
-
-func selfOf(n *pt2.Node) (pt2.Ref, bool) {
-	a, _ := n.Arg("self")
-	r, ok := a.(pt2.Ref)
-	return r, ok
-}
-
-// viewing are the operators whose result shares memory with their argument.
-var viewing = map[string]bool{"aten.slice.Tensor": true, "aten.view.default": true,
-	"aten.transpose.int": true, "aten.select.int": true, "aten.unsqueeze.default": true,
-	"aten.expand.default": true, "aten.alias.default": true, "aten.permute.default": true,
-	"aten.reshape.default": true, "aten.contiguous.default": true, "aten.to.dtype": true}
-
-// inPlace reports whether an operator changes its argument: its name ends in an underscore.
-func inPlace(target string) bool {
-	parts := strings.Split(target, ".")
-	return len(parts) == 3 && strings.HasSuffix(parts[1], "_")
 }
 
 // begin adds the inputs of the graph: what comes from the batch, then the parameters that are used.
@@ -202,7 +233,7 @@ func (m *maker) begin(p *pt2.Program, live map[*pt2.Node]bool, loss bool) error 
 			name, out.label = model.InputLabels, true
 		}
 		out.v = m.b.Input(name, ir.Data, t, "")
-		env[ref] = out
+		env[ref] = m.input(out)
 	}
 	rows := ir.Type{Elem: dtype.S32, Dims: []ir.Dim{{Name: m.name(batch), Size: m.shape.Batch},
 		{Name: m.name(seq), Size: m.shape.Seq}}}
@@ -224,7 +255,7 @@ func (m *maker) begin(p *pt2.Program, live map[*pt2.Node]bool, loss bool) error 
 		if err != nil {
 			return err
 		}
-		env[ref] = t
+		env[ref] = m.input(t)
 	}
 	return nil
 }
@@ -288,23 +319,41 @@ func (m *maker) run(g *pt2.Graph, live map[*pt2.Node]bool) {
 // all that follows is tried.
 func (m *maker) write(n *node) {
 	outer := m.key
+	defer func() { m.key = outer }()
 	at, _ := placeOf(n.path())
 	m.count[at]++
 	m.key = fmt.Sprintf("%s%s.%d.:%d:", outer, at.list, at.n, m.count[at])
+	m.guard(func() {
+		m.b.Tagged(tagOf(n.path()), func() { m.apply(n) })
+	}, func(why string) {
+		m.missing.add(n, why)
+		for i, o := range n.Outputs {
+			if o != "" {
+				m.env[n.graph][o] = m.own(m.standIn(n, i))
+			}
+		}
+	})
+}
+
+// guard calls f, and otherwise if a rule refuses.
+func (m *maker) guard(f func(), otherwise func(why string)) {
 	defer func() {
-		defer func() { m.key = outer }()
 		if r := recover(); r != nil {
 			why, ok := r.(refusal)
 			if !ok {
 				panic(r)
 			}
-			m.missing.add(n, string(why))
-			for i, o := range n.Outputs {
-				m.env[n.graph][o] = m.standIn(n, i)
-			}
+			otherwise(string(why))
 		}
 	}()
-	m.b.Tagged(tagOf(n.path()), func() { m.apply(n) })
+	f()
+}
+
+// input is a variable that a program is given.
+func (m *maker) input(t *tensor) *variable {
+	v := m.own(t)
+	v.memory.fixed = "an input, a parameter or a buffer, which lasts"
+	return v
 }
 
 // standIn is a tensor of zeros in place of an output.
@@ -341,16 +390,18 @@ func (m *maker) apply(n *node) {
 		panic(refusal(""))
 	}
 	out := f(m, n)
-	for i, o := range n.Outputs {
-		env[o] = out[i]
-		m.mark(n, out[i])
-	}
-	if viewing[target] {
-		m.views[n.Outputs[0]] = n
-	}
 	if change {
 		self, _ := selfOf(n.Node)
-		m.changed(n, self, out[0])
+		m.assign(n, env[self], out[0])
+		for _, o := range n.Outputs {
+			env[o] = env[self]
+		}
+		m.mark(n, env[self].now)
+		return
+	}
+	for i, o := range n.Outputs {
+		env[o] = m.bound(n, i, out[i])
+		m.mark(n, out[i])
 	}
 }
 
@@ -365,39 +416,13 @@ func (m *maker) mark(n *node, t *tensor) {
 	}
 }
 
-// changed makes a tensor what an operation in place made of it, and with it what it is a part of.
-func (m *maker) changed(n *node, ref pt2.Ref, to *tensor) {
-	env := m.env[n.graph]
-	env[ref] = to
-	how := m.views[ref]
-	if how == nil {
-		return
-	}
-	self, _ := selfOf(how.Node)
-	whole := m.value(n.graph, self)
-	if how.Target != "aten.slice.Tensor" || how.int("step", 1) != 1 {
-		panic(refusal("a change in place of a view that is no slice"))
-	}
-	i := whole.at(how.int("dim", 0))
-	from, till := bounds(how, whole.axes[i].size)
-	var parts []*tensor
-	if from > 0 {
-		parts = append(parts, m.sliced(m.real(whole), i, 0, from, 1, "before"))
-	}
-	parts = append(parts, to)
-	if size := whole.axes[i].size; till < size {
-		parts = append(parts, m.sliced(m.real(whole), i, till, size, 1, "after"))
-	}
-	m.changed(n, self, m.joined(parts, i))
-}
-
 // value finds a tensor of a graph.
 func (m *maker) value(g *pt2.Graph, ref pt2.Ref) *tensor {
-	t := m.env[g][ref]
-	if t == nil {
+	v := m.env[g][ref]
+	if v == nil {
 		panic(refusal("no value " + string(ref)))
 	}
-	return t
+	return m.current(v)
 }
 
 // inline writes the graph that a region calls. Gradients do not flow out of one without them.
@@ -419,7 +444,7 @@ func (m *maker) inline(n *node) {
 	if sub == nil || len(args) != len(sub.Inputs) {
 		panic(refusal("a region with other inputs"))
 	}
-	m.env[sub] = map[pt2.Ref]*tensor{}
+	m.env[sub] = map[pt2.Ref]*variable{}
 	for i, in := range sub.Inputs {
 		to, ok := in.(pt2.Ref)
 		if from, isRef := args[i].(pt2.Ref); ok && isRef {
@@ -430,13 +455,21 @@ func (m *maker) inline(n *node) {
 	for _, o := range sub.Outputs {
 		results = append(results, refs(o)...)
 	}
+	outer := m.region
+	if !grad {
+		m.regions++
+		m.region = m.regions
+	}
 	m.run(sub, needed(sub, results))
+	m.region = outer
 	for i, o := range n.Outputs {
+		v := m.env[sub][results[i]]
 		t := m.value(sub, results[i])
 		if !grad && t.v != nil && t.v.Type.Elem.Kind() == dtype.Float {
 			t = t.with(m.b.StopGradient(t.v))
+			v = m.borrowed(t, v.memory)
 		}
-		m.env[n.graph][o] = t
+		m.env[n.graph][o] = v
 		m.mark(n, t)
 	}
 }

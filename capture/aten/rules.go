@@ -19,7 +19,7 @@ var rules map[string]rule
 func init() {
 	rules = map[string]rule{}
 	for _, group := range []map[string]rule{elementRules, shapeRules, productRules, blockRules,
-		makerRules, expertRules} {
+		makerRules, expertRules, indexRules} {
 		maps.Copy(rules, group)
 	}
 }

@@ -11,29 +11,17 @@ import (
 var shapeRules = map[string]rule{
 	"aten.view.default": sole(view), "aten.reshape.default": sole(view),
 	"aten._unsafe_view.default": sole(view), "aten.flatten.using_ints": sole(view),
-	"aten.unsqueeze.default": sole(view), "aten.squeeze.dim": sole(view),
+	"aten.unsqueeze.default": sole(func(m *maker, n *node) *tensor {
+		x, i := n.tensor("self"), n.int("dim", 0)
+		if i < 0 {
+			i += int64(len(x.axes)) + 1
+		}
+		return m.unsqueezed(x, int(i))
+	}),
+	"aten.squeeze.dim":   sole(view),
 	"aten.unflatten.int": sole(view),
-	"aten.transpose.int": sole(func(m *maker, n *node) *tensor {
-		x := n.tensor("self")
-		order := make([]int, len(x.axes))
-		for i := range order {
-			order[i] = i
-		}
-		i, j := x.at(n.int("dim0", 0)), x.at(n.int("dim1", 0))
-		order[i], order[j] = j, i
-		return m.permuted(x, order)
-	}),
-	"aten.t.default": sole(func(m *maker, n *node) *tensor {
-		return m.permuted(n.tensor("self"), []int{1, 0})
-	}),
-	"aten.permute.default": sole(func(m *maker, n *node) *tensor {
-		x := n.tensor("self")
-		var order []int
-		for _, d := range n.ints("dims") {
-			order = append(order, x.at(d))
-		}
-		return m.permuted(x, order)
-	}),
+	"aten.transpose.int": sole(reordered), "aten.t.default": sole(reordered),
+	"aten.permute.default": sole(reordered),
 	"aten.expand.default": sole(func(m *maker, n *node) *tensor {
 		return m.expanded(n.tensor("self"), n.out(0))
 	}),
@@ -46,12 +34,14 @@ var shapeRules = map[string]rule{
 		}
 		return m.sliced(x, i, from, to, n.int("step", 1), "")
 	}),
+	"aten.narrow.default": sole(func(m *maker, n *node) *tensor {
+		x := n.tensor("self")
+		i, from, to := n.taken(x)
+		return m.sliced(x, i, from, to, 1, "")
+	}),
 	"aten.select.int": sole(func(m *maker, n *node) *tensor {
 		x := n.tensor("self")
-		i, at := x.at(n.int("dim", 0)), n.int("index", 0)
-		if at < 0 {
-			at += x.axes[i].size
-		}
+		i, at := n.selected(x)
 		y := m.sliced(x, i, at, at+1, 1, "")
 		if y.known != nil {
 			return constant(y.elem, slices.Delete(y.sizes(), i, i+1), y.known)
@@ -69,7 +59,6 @@ var shapeRules = map[string]rule{
 		})
 		return m.joined(list, list[0].at(n.int("dim", 0)))
 	}),
-	"aten.gather.default": sole(gathered),
 	"aten.pad.default": sole(func(m *maker, n *node) *tensor {
 		x, by := n.tensor("self"), n.ints("pad")
 		if x.label && slices.Equal(by, []int64{0, 1}) && n.float("value", 0) < 0 {
@@ -87,6 +76,17 @@ var shapeRules = map[string]rule{
 		}
 		return x
 	}),
+}
+
+// unsqueezed has an axis of size 1 at i.
+func (m *maker) unsqueezed(x *tensor, i int) *tensor {
+	if i > len(x.axes) {
+		panic(refusal("an axis behind the last"))
+	}
+	if x.known != nil {
+		return constant(x.elem, slices.Insert(x.sizes(), i, 1), x.known)
+	}
+	return m.tensor(x.v, x.hidden, slices.Insert(slices.Clone(x.axes), i, axis{size: 1})...)
 }
 
 // longer gives the axes of labels with one more place.
@@ -114,17 +114,12 @@ func (m *maker) viewed(x *tensor, sizes []int64) *tensor {
 	if slices.Equal(x.sizes(), sizes) {
 		return x
 	}
-	// What repeats cannot be regrouped with what does not.
-	for i, a := range x.axes {
-		if a.size > 1 && len(a.dims) == 0 && !slices.Contains(sizes, a.size) {
-			x = m.whole(x, i)
-		}
-	}
+	x = m.regrouped(x, sizes)
 	out := &tensor{v: x.v, hidden: x.hidden, label: x.label}
 	rest := slices.Clone(x.axes)
 	for _, size := range sizes {
 		var a axis
-		a, rest, out.v = m.take(out.v, rest, size)
+		a, rest, out.v = m.take(out, rest, size)
 		out.axes = append(out.axes, a)
 	}
 	for _, a := range rest {
@@ -137,9 +132,53 @@ func (m *maker) viewed(x *tensor, sizes []int64) *tensor {
 	return out
 }
 
+// regrouped makes the axes of a tensor that repeat such that a view of the given sizes finds each
+// whole: what repeats cannot be regrouped with what does not.
+func (m *maker) regrouped(x *tensor, sizes []int64) *tensor {
+	var axes []axis
+	for i, j := 0, 0; i < len(x.axes); {
+		from, to, have, want := i, j, x.axes[i].size, int64(1)
+		// The fewest axes with equal products.
+		for i++; have != want && (want > have && i < len(x.axes) || want < have && j < len(sizes)); {
+			if want < have {
+				want *= sizes[j]
+				j++
+			} else {
+				have *= x.axes[i].size
+				i++
+			}
+		}
+		repeated, some := 0, 0
+		for _, a := range x.axes[from:i] {
+			if a.size > 1 && len(a.dims) == 0 {
+				repeated++
+			}
+			some += len(a.dims)
+		}
+		switch {
+		case repeated > 0 && some == 0:
+			for _, size := range sizes[to:j] {
+				axes = append(axes, axis{size: size})
+			}
+			continue
+		case repeated > 0:
+			for k := from; k < i; k++ {
+				if x.axes[k].size > 1 {
+					x = m.some(x, k)
+				}
+			}
+		}
+		axes = append(axes, x.axes[from:i]...)
+	}
+	out := *x
+	out.axes = axes
+	return &out
+}
+
 // take takes dimensions from the front of a list of axes until their product is a size, and splits
 // the last if it is too large.
-func (m *maker) take(v *ir.Value, rest []axis, size int64) (axis, []axis, *ir.Value) {
+func (m *maker) take(t *tensor, rest []axis, size int64) (axis, []axis, *ir.Value) {
+	v := t.v
 	a, have := axis{size: size}, int64(1)
 	for len(rest) > 0 {
 		first := rest[0]
@@ -151,6 +190,9 @@ func (m *maker) take(v *ir.Value, rest []axis, size int64) (axis, []axis, *ir.Va
 			continue
 		case len(first.dims) == 0: // repeated
 			if have == 1 && first.size == size {
+				if len(a.dims) > 0 { // of size 1
+					v, a.dims = m.b.Sum(v, m.names(a.dims)...), nil
+				}
 				return a, rest[1:], v
 			}
 			panic(refusal("a view of a repeated axis"))
@@ -162,7 +204,8 @@ func (m *maker) take(v *ir.Value, rest []axis, size int64) (axis, []axis, *ir.Va
 			if n%need != 0 {
 				panic(refusal("a view that regroups sizes without a common factor"))
 			}
-			hi, lo := m.dims.split(d, n/need)
+			others := slices.Concat(t.dims(), t.hidden, (&tensor{axes: rest}).dims(), a.dims)
+			hi, lo := m.split(d, n/need, others)
 			v = m.b.Split(v, m.name(d), m.name(hi), m.name(lo), n/need)
 			a.dims = append(a.dims, hi)
 			dims := append([]dim{lo}, first.dims[1:]...)
@@ -179,6 +222,49 @@ func (m *maker) take(v *ir.Value, rest []axis, size int64) (axis, []axis, *ir.Va
 		panic(refusal("a view of another number of elements"))
 	}
 	return a, rest, v
+}
+
+// order is how a node puts the axes of its argument.
+func (n *node) order(x *tensor) []int {
+	order := make([]int, len(x.axes))
+	for i := range order {
+		order[i] = i
+	}
+	switch n.Target {
+	case "aten.permute.default":
+		for k, d := range n.ints("dims") {
+			order[k] = x.at(d)
+		}
+	case "aten.t.default":
+		slices.Reverse(order)
+	default:
+		i, j := x.at(n.int("dim0", 0)), x.at(n.int("dim1", 0))
+		order[i], order[j] = j, i
+	}
+	return order
+}
+
+func reordered(m *maker, n *node) *tensor {
+	x := n.tensor("self")
+	return m.permuted(x, n.order(x))
+}
+
+// selected is the axis of a select, and the place that it takes.
+func (n *node) selected(x *tensor) (i int, at int64) {
+	i, at = x.at(n.int("dim", 0)), n.int("index", 0)
+	if at < 0 {
+		at += x.axes[i].size
+	}
+	return i, at
+}
+
+// taken is the axis of aten.narrow, and the range that it takes.
+func (n *node) taken(x *tensor) (i int, from, to int64) {
+	i, from = x.at(n.int("dim", 0)), n.int("start", 0)
+	if from < 0 {
+		from += x.axes[i].size
+	}
+	return i, from, from + n.int("length", 0)
 }
 
 // permuted puts axes in another order; nothing moves.
@@ -246,9 +332,13 @@ func bounds(n *node, size int64) (from, to int64) {
 	return from, max(from, to)
 }
 
-// resized is a tensor whose axis i got another size by an operation on its one dimension.
+// resized is a tensor whose axis i got another size by an operation on its one dimension; a single
+// element needs none.
 func (m *maker) resized(x *tensor, v *ir.Value, i int, size int64, key string) *tensor {
 	old := x.axes[i].dims[0]
+	if size == 1 {
+		return m.squeezed(x.with(v), i)
+	}
 	d := m.fresh(fmt.Sprint("part", i, key), size, old)
 	if m.name(d) != m.name(old) {
 		v = m.b.Rename(v, m.name(old), m.name(d))
@@ -294,6 +384,10 @@ func (m *maker) sliced(x *tensor, i int, from, to, step int64, key string) *tens
 		if from%inner == 0 && to%inner == 0 {
 			major := a.dims[0]
 			v := m.b.Slice(x.v, m.name(major), from/inner, to/inner)
+			if size == inner {
+				axes[i] = axis{a.dims[1:], size}
+				return m.tensor(m.b.Sum(v, m.name(major)), x.hidden, axes...)
+			}
 			d := m.fresh(fmt.Sprint("rows", i, key), size/inner, major)
 			if m.name(d) != m.name(major) {
 				v = m.b.Rename(v, m.name(major), m.name(d))
@@ -315,7 +409,11 @@ func (m *maker) sliced(x *tensor, i int, from, to, step int64, key string) *tens
 	v := m.b.Sum(m.b.Slice(x.v, m.name(lo), from, from+1), m.name(lo))
 	axes = slices.Clone(x.axes)
 	axes[i] = axis{[]dim{hi}, size}
-	return m.tensor(v, x.hidden, axes...)
+	if out := m.tensor(v, x.hidden, axes...); size > 1 {
+		return out
+	} else {
+		return m.squeezed(out, i)
+	}
 }
 
 // chunks takes an axis apart into as many parts as the node has outputs.
@@ -337,6 +435,9 @@ func (m *maker) joined(list []*tensor, i int) *tensor {
 	if len(list) == 1 {
 		return list[0]
 	}
+	if t := joinedNumbers(list, i); t != nil {
+		return t
+	}
 	size := int64(0)
 	var hidden []dim
 	for k := range list {
@@ -347,13 +448,20 @@ func (m *maker) joined(list []*tensor, i int) *tensor {
 	to := m.fresh("cat", size, list[0].axes[i].dims[0])
 	// All other axes must be the same, and all parts have the joined dimension.
 	for j := range list[0].axes {
-		for k := 1; j != i && k < len(list); k++ {
-			for r := range list {
-				if len(list[r].axes[j].dims) == 0 && len(list[(r+1)%len(list)].axes[j].dims) > 0 {
-					list[r] = m.likeAxis(list[r], list[(r+1)%len(list)], j)
-				}
+		some := slices.IndexFunc(list, func(t *tensor) bool { return len(t.axes[j].dims) > 0 })
+		if j == i || some < 0 {
+			continue
+		}
+		for k := range list {
+			if len(list[k].axes[j].dims) == 0 {
+				list[k] = m.likeAxis(list[k], list[some], j)
 			}
-			list[0], list[k] = m.match(list[0], list[k], j, j)
+		}
+		for k := 1; k < 2*len(list)-1; k++ { // what one splits, those before it split as well
+			r := k % len(list)
+			if r > 0 {
+				list[0], list[r] = m.match(list[0], list[r], j, j)
+			}
 		}
 	}
 	axes := slices.Clone(list[0].axes)
@@ -384,8 +492,33 @@ func (m *maker) joined(list []*tensor, i int) *tensor {
 	return out
 }
 
+// joinedNumbers concatenates known numbers; nil if some are not known.
+func joinedNumbers(list []*tensor, i int) *tensor {
+	sizes := list[0].sizes()
+	sizes[i] = 0
+	for _, t := range list {
+		if t.known == nil {
+			return nil
+		}
+		sizes[i] += t.axes[i].size
+	}
+	out := constant(list[0].elem, sizes, nil)
+	inner := strides(sizes)[i]
+	for row := int64(0); row < int64(len(list[0].known))/(inner*list[0].axes[i].size); row++ {
+		for _, t := range list {
+			n := inner * t.axes[i].size
+			out.known = append(out.known, t.known[row*n:(row+1)*n]...)
+		}
+	}
+	return out
+}
+
 // likeAxis repeats a tensor along the dimensions that another has at an axis.
 func (m *maker) likeAxis(t, like *tensor, j int) *tensor {
+	have := t.dims()
+	if slices.ContainsFunc(like.axes[j].dims, func(d dim) bool { return slices.Contains(have, d) }) {
+		return m.whole(t, j)
+	}
 	axes := slices.Clone(t.axes)
 	axes[j].dims = like.axes[j].dims
 	return m.tensor(m.spread(t, like.axes[j].dims).v, t.hidden, axes...)
@@ -397,34 +530,4 @@ func (m *maker) some(t *tensor, i int) *tensor {
 		return t
 	}
 	return m.whole(t, i)
-}
-
-// gathered picks along an axis by numbers, which the last axis of the graph allows.
-func gathered(m *maker, n *node) *tensor {
-	x, where := n.tensor("self"), n.tensor("index")
-	i := x.at(n.int("dim", 0))
-	if x.known != nil && repeats(x.known, x.axes[i].size, strides(x.sizes())[i]) {
-		// Whatever is picked is the same.
-		return m.expanded(m.sliced(x, i, 0, 1, 1, ""), where.sizes())
-	}
-	x, where = m.real(x), m.real(where)
-	if i != len(x.axes)-1 {
-		panic(refusal("gather along another axis than the last"))
-	}
-	x, where = m.whole(x, i), m.whole(where, i)
-	for k := range i {
-		x, where = m.match(m.some(x, k), m.some(where, k), k, k)
-	}
-	along, own := x.axes[i].dims[0], where.axes[i].dims[0]
-	rows, _ := union(&tensor{axes: x.axes[:i]})
-	order := append(m.names(rows), m.name(along))
-	places := where.v
-	if m.name(own) != m.name(along) {
-		places = m.b.Rename(places, m.name(own), m.name(along))
-	}
-	v := m.b.Gather(m.b.Transpose(x.v, order...), m.b.Transpose(places, order...), m.name(along))
-	if m.name(own) != m.name(along) {
-		v = m.b.Rename(v, m.name(along), m.name(own))
-	}
-	return m.tensor(v, nil, where.axes...)
 }

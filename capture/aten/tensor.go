@@ -108,12 +108,13 @@ func (m *maker) swap(t *tensor, from, to dim) *tensor {
 	if i := slices.Index(out.hidden, from); i >= 0 {
 		out.hidden[i] = to
 	}
+	m.dims.meet(append(out.dims(), out.hidden...))
 	return out
 }
 
 // apart splits a dimension of a tensor, the minor part having a size.
 func (m *maker) apart(t *tensor, d dim, minor int64) *tensor {
-	hi, lo := m.dims.split(d, minor)
+	hi, lo := m.split(d, minor, append(t.dims(), t.hidden...))
 	out := &tensor{hidden: t.hidden}
 	out.v = m.b.Split(t.v, m.name(d), m.name(hi), m.name(lo), minor)
 	for _, a := range t.axes {
@@ -122,7 +123,19 @@ func (m *maker) apart(t *tensor, d dim, minor int64) *tensor {
 		}
 		out.axes = append(out.axes, a)
 	}
+	m.dims.meet(append(out.dims(), out.hidden...))
 	return out
+}
+
+// split gives the parts of a dimension, of which the minor has a size, in a tensor of dimensions:
+// its own parts, or others where the tensor has these.
+func (m *maker) split(d dim, minor int64, among []dim) (hi, lo dim) {
+	hi, lo = m.dims.split(d, minor)
+	if slices.Contains(among, hi) || slices.Contains(among, lo) {
+		key := "split" + m.dims.all[d].key
+		return m.fresh(key+"<", m.size(hi), hi), m.fresh(key+">", minor, lo)
+	}
+	return hi, lo
 }
 
 // whole makes an axis one dimension: it joins several, and repeats one that has none.
@@ -231,7 +244,8 @@ func (m *maker) aligned(list ...*tensor) ([]*tensor, []axis) {
 			}
 		}
 	}
-	for k := range list {
+	for turn := range 2 * len(list) { // what one splits, those before it split as well
+		k := turn % len(list)
 		shift := rank - len(list[k].axes)
 		for i := range list[k].axes {
 			o := i + shift
@@ -243,16 +257,18 @@ func (m *maker) aligned(list ...*tensor) ([]*tensor, []axis) {
 			}
 			if owner[o] < 0 {
 				owner[o] = k
-				continue
 			}
-			w := owner[o]
-			j := o - (rank - len(list[w].axes))
-			list[w], list[k] = m.match(list[w], list[k], j, i)
+			if w := owner[o]; w != k {
+				j := o - (rank - len(list[w].axes))
+				list[w], list[k] = m.match(list[w], list[k], j, i)
+			}
 		}
 	}
-	for o, k := range owner {
-		if k >= 0 {
-			out[o].dims = list[k].axes[o-(rank-len(list[k].axes))].dims
+	for _, t := range list { // one may have more dimensions of size 1
+		for i, a := range t.axes {
+			if o := &out[i+rank-len(t.axes)]; len(a.dims) > len(o.dims) {
+				o.dims = a.dims
+			}
 		}
 	}
 	return list, out

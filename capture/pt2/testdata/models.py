@@ -116,6 +116,36 @@ class Storages(nn.Module):
         return {"pair": (low, high[:, 0]), "size": 2 * x.shape[0]}
 
 
+class Editor(nn.Module):
+    """Changes in place, through views and of what views show."""
+
+    def forward(self, x):
+        b, t, _ = x.shape
+        y = x * 1.0
+        heads = y.view(b, t, HEADS, -1)
+        last, turned = heads[:, :, -1], y.transpose(1, 2)
+        y[..., :8].mul_(0.5)
+        last.add_(heads[:, :, 0])
+        turned[:, 4:6].copy_(x.transpose(1, 2)[:, 10:12])
+        heads[:, :, 1, ::2] = (2 * last[..., ::2]).sin()
+        high = y.narrow(-1, 16, 16)
+        y[..., 12:14].add_(high[..., 2:4])
+        heads[..., 3] = 0.25
+        y[:, :, torch.tensor([9, 2, 30])] = x[..., 1:4]
+        turned.index_add_(1, torch.tensor([1, 5, 1]), x.transpose(1, 2)[:, 6:9])
+        y.masked_fill_(x > 2, 0.125)
+        total = torch.empty_like(y)
+        total[..., :16], total[..., 16:] = high, torch.cat([last, last], -1)
+        return y.add(total, alpha=0.5).index_select(2, torch.arange(EMBED - 1, -1, -1))
+
+
+def with_acts(act, **block):
+    model = GPT(**block)
+    for b in model.h:
+        b.mlp[1] = act()
+    return model
+
+
 MODELS = {
     "nanogpt": lambda: GPT(),
     "tied": lambda: GPT(tied=True),
@@ -124,6 +154,7 @@ MODELS = {
     "parallel": lambda: GPT(order="parallel"),
     "postnorm": lambda: GPT(order="post"),
     "activation": lambda: GPT(act=Wave()),
+    "inplace": lambda: with_acts(lambda: nn.Sequential(nn.Linear(2 * EMBED, EMBED), Editor(), nn.Linear(EMBED, 2 * EMBED))),
     "dropout0": lambda: GPT(kind="matmul", dropout=0.0),
     "dropout": lambda: GPT(kind="matmul", dropout=0.25),
 }
