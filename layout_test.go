@@ -152,7 +152,6 @@ var grown = map[string]string{
 	"exported ir":            "0010: tags, roles and the dimensions that attention names are words of a language",
 	"files capture/aten":     "0010: one file for each group of operators, and one for each reading",
 	"files cmd/deepwell":     "0010: one file for each command",
-	"files capture/aten":     "0010: one file for each group of operators, and one for each part of a reading",
 	"files ir":               "0010: one file for each group of operations, and one for each rewriting",
 	"exported model":         "0010: parts of a model, and inputs and statistics of its graph, are words",
 	"files model":            "0010: one file for each kind of layer, and one for each way to a configuration",

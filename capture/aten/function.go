@@ -151,8 +151,8 @@ func (f *Function) bind(sizes [][]int64) (map[string]int64, error) {
 // function writes the graph once, before layers become loops.
 func (m *maker) function(f *Function, nodes []string) (*Reading, error) {
 	p := m.archive.Program
-	m.env = map[*pt2.Graph]map[pt2.Ref]*tensor{p.Graph: {}}
-	m.views, m.count = map[pt2.Ref]*node{}, map[place]int{}
+	m.env = map[*pt2.Graph]map[pt2.Ref]*variable{p.Graph: {}}
+	m.count = map[place]int{}
 	var wanted []pt2.Ref // "" for what is no tensor
 	for _, s := range p.Outputs {
 		ref, _ := s.Arg.(pt2.Ref)
@@ -208,7 +208,7 @@ func (m *maker) inputsOf(f *Function, live map[*pt2.Node]bool, wanted []pt2.Ref)
 		}
 		m.dims.meet(out.dims())
 		out.v = m.b.Input(InputName(i), ir.Data, t, "")
-		env[ref] = out
+		env[ref] = m.input(out)
 	}
 	made := map[string]*tensor{}
 	for _, s := range p.Inputs {
@@ -220,7 +220,7 @@ func (m *maker) inputsOf(f *Function, live map[*pt2.Node]bool, wanted []pt2.Ref)
 		if err != nil {
 			return err
 		}
-		env[ref] = t
+		env[ref] = m.input(t)
 	}
 	return nil
 }
@@ -231,19 +231,16 @@ func (m *maker) outputs(wanted []pt2.Ref, own int) (*Reading, error) {
 	var results []*ir.Value
 	p := m.archive.Program
 	for i, ref := range wanted {
-		t := m.env[p.Graph][ref]
-		if t == nil {
+		if m.env[p.Graph][ref] == nil {
 			if ref != "" && i < own {
 				return nil, diag.New(diag.NotSupported, "the program does not compute %s", ref)
 			}
 			r.Outputs = append(r.Outputs, Output{Result: -1})
 			continue
 		}
-		t = m.real(t)
-		for k, a := range t.axes {
-			if a.size != 1 && len(a.dims) == 0 {
-				t = m.whole(t, k)
-			}
+		t, err := m.result(ref)
+		if err != nil {
+			return nil, err
 		}
 		o := Output{Dims: t.sizes(), Type: p.Graph.Values[string(ref)].Type}
 		v := t.v

@@ -139,8 +139,8 @@ func inPlace(target string) bool {
 	return len(parts) == 3 && strings.HasSuffix(parts[1], "_") && !strings.HasSuffix(parts[1], "__")
 }
 
-// own is a variable with memory of its own.
-func (m *maker) own(t *tensor) *variable {
+// owned is a variable with memory of its own.
+func (m *maker) owned(t *tensor) *variable {
 	return &variable{now: t, memory: &memory{region: m.region}}
 }
 
@@ -149,7 +149,7 @@ func (m *maker) bound(n *node, which int, t *tensor) *variable {
 	self, ok := selfOf(n.Node)
 	from := m.env[n.graph][self]
 	if !ok || from == nil {
-		return m.own(t)
+		return m.owned(t)
 	}
 	switch lendingOf(n.graph, n.Node) {
 	case lends:
@@ -158,12 +158,12 @@ func (m *maker) bound(n *node, which int, t *tensor) *variable {
 	case mayLend:
 		return m.borrowed(t, from.memory)
 	}
-	return m.own(t)
+	return m.owned(t)
 }
 
 // borrowed is a variable that may be a view of what has a memory, or a copy.
 func (m *maker) borrowed(t *tensor, from *memory) *variable {
-	v := m.own(t)
+	v := m.owned(t)
 	v.memory.lender, v.memory.lent = from, from.version
 	return v
 }
@@ -184,7 +184,7 @@ func (m *maker) current(v *variable) *tensor {
 	key := m.key
 	defer func() { m.key = key }()
 	m.key += fmt.Sprintf("again %s%d:", v.key, v.which)
-	v.now, v.seen = rules[v.how.Target](m, v.how)[v.which], v.memory.version
+	v.now, v.seen = m.rule(v.how.Target)(m, v.how)[v.which], v.memory.version
 	return v.now
 }
 

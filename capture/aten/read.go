@@ -53,12 +53,9 @@ func (m *maker) read(result pt2.Ref) (*ir.Graph, error) {
 	if m.env[p.Graph][result] == nil {
 		return nil, diag.New(diag.NotSupported, "the program does not compute %s", result)
 	}
-	var out *tensor
-	m.guard(func() { out = m.shown(m.value(p.Graph, result)) }, func(why string) {
-		m.missing = append(m.missing, fmt.Sprintf("result %s (%s)", result, why))
-	})
-	if len(m.missing) > 0 {
-		return nil, m.missing.err()
+	out, err := m.result(result)
+	if err != nil {
+		return nil, err
 	}
 	m.Model.shifted = m.Model.shifted || m.shift
 	v := out.v
@@ -68,15 +65,19 @@ func (m *maker) read(result pt2.Ref) (*ir.Graph, error) {
 	return m.b.Graph(v)
 }
 
-// shown is a result with a dimension for each axis that repeats.
-func (m *maker) shown(t *tensor) *tensor {
-	t = m.real(t)
-	for i, a := range t.axes {
-		if a.size > 1 {
-			t = m.some(t, i)
+// result reads what the program gives, with a dimension for each axis that repeats.
+func (m *maker) result(ref pt2.Ref) (t *tensor, err error) {
+	m.guard(func() {
+		t = m.real(m.value(m.archive.Program.Graph, ref))
+		for i, a := range t.axes {
+			if a.size > 1 {
+				t = m.some(t, i)
+			}
 		}
-	}
-	return t
+	}, func(why string) {
+		err = unsupported{fmt.Sprintf("result %s (%s)", ref, why)}.err()
+	})
+	return t, err
 }
 
 // bind gives the symbols of sizes their values: the first axis of inputs is the batch, the second
@@ -151,7 +152,7 @@ func needed(g *pt2.Graph, results []pt2.Ref) map[*pt2.Node]bool {
 		self, ok := selfOf(n)
 		use := ok && inPlace(n.Target) && want[base(self)] || changes(n)
 		for _, o := range n.Outputs {
-			use = use || want[o] || slices.Contains(results, o)
+			use = use || o != "" && (want[o] || slices.Contains(results, o))
 		}
 		if !use {
 			continue
@@ -329,7 +330,7 @@ func (m *maker) write(n *node) {
 		m.missing.add(n, why)
 		for i, o := range n.Outputs {
 			if o != "" {
-				m.env[n.graph][o] = m.own(m.standIn(n, i))
+				m.env[n.graph][o] = m.owned(m.standIn(n, i))
 			}
 		}
 	})
@@ -351,7 +352,7 @@ func (m *maker) guard(f func(), otherwise func(why string)) {
 
 // input is a variable that a program is given.
 func (m *maker) input(t *tensor) *variable {
-	v := m.own(t)
+	v := m.owned(t)
 	v.memory.fixed = "an input, a parameter or a buffer, which lasts"
 	return v
 }
@@ -382,10 +383,7 @@ func (m *maker) apply(n *node) {
 	if change {
 		target = strings.Replace(target, "_.", ".", 1)
 	}
-	f := m.own[target]
-	if f == nil {
-		f = rules[target]
-	}
+	f := m.rule(target)
 	if f == nil {
 		panic(refusal(""))
 	}
@@ -403,6 +401,14 @@ func (m *maker) apply(n *node) {
 		env[o] = m.bound(n, i, out[i])
 		m.mark(n, out[i])
 	}
+}
+
+// rule finds the rule of an operator; nil if it has none.
+func (m *maker) rule(target string) rule {
+	if f := m.own[target]; f != nil {
+		return f
+	}
+	return rules[target]
 }
 
 // mark notes the place of what a node made.
