@@ -17,22 +17,27 @@ import (
 // A Stream gives the batches that another program writes, such as Python into standard input. All
 // numbers are little-endian, of 32 bits:
 //
-//	header: "deepwell", version 1, sequences, seq, documents
+//	header: "deepwell", version 1, sequences, seq, documents, shifts
 //	record: kind, bytes of what follows, and that
 //
-// Kind 1 is a batch: a bit for each array that it has (1 ids, 2 labels, 4 positions, 8 segments),
-// then the arrays [sequences, seq], in that order. Ids are required. Without labels each is the
-// next token of its sequence, without segments a sequence is one document, and without positions
-// they count from the beginning of each document. Kind 2, without bytes, is the end of the data,
-// and kind 3 an error of the other program: its text. A stream without either is truncated.
+// Kind 1 is a batch: a bit for each array that it has (1 ids, 2 labels, 4 positions, 8 segments, 16
+// mask), then the arrays [sequences, seq], in that order. Ids are required. A label is the token to
+// learn, or negative. If shifts is 1, as in transformers, labels stand at their own token, and move
+// to the one before. Without labels each is the next token of its document. Without segments a new
+// document begins where positions begin at 0 again; without positions they count from the beginning
+// of each document. The mask is 0 behind the end of a sequence, where there is nothing to learn, and
+// 1 elsewhere. Kind 2, without bytes, is the end of the data, and kind 3 an error of the other
+// program: its text. A stream without either is truncated.
 //
-// documents is how many a sequence has at most; with 1 no batch has segments.
+// documents is how many a sequence has at most; with 1 no batch has segments, and positions count
+// from 0.
 //
 // A Stream cannot go back. It begins with the first batch also for a run that resumes: what the run
 // has had is read and dropped.
 type Stream struct {
 	sequences, seq int
 	documents      int64
+	shifts         bool // labels stand at their own token
 	close          context.CancelCauseFunc
 	// batches has what was read ahead. When it is closed, end says why there are no more.
 	batches chan *Batch
@@ -104,7 +109,7 @@ func NewStream(ctx context.Context, r io.Reader, sequences, seq int) (*Stream, e
 
 // header reads the beginning of a stream.
 func (s *Stream) header(r io.Reader) error {
-	var head [len(streamMagic) + 16]byte
+	var head [len(streamMagic) + 20]byte
 	if _, err := io.ReadFull(r, head[:]); err != nil {
 		return truncated(err, "before its header")
 	}
@@ -121,8 +126,10 @@ func (s *Stream) header(r io.Reader) error {
 			n[1], n[2], s.sequences, s.seq).Try("set batch to %d and seq to %d", n[1], n[2])
 	case n[3] < 1 || int(n[3]) > s.seq:
 		return malformed("%d documents cannot be in a sequence of %d tokens", n[3], s.seq)
+	case n[4] > 1:
+		return malformed("labels shift by %d", n[4])
 	}
-	s.documents = int64(n[3])
+	s.documents, s.shifts = int64(n[3]), n[4] == 1
 	return nil
 }
 
@@ -165,20 +172,21 @@ func (s *Stream) batch(r io.Reader, size uint32) (*Batch, error) {
 		return nil, truncated(err, "in a batch")
 	}
 	arrays, count := numbers32(head[:])[0], 0
-	for i := range 4 {
+	for i := range 5 {
 		count += int(arrays >> i & 1)
 	}
 	if want := 4 + 4*uint64(count)*uint64(s.sequences)*uint64(s.seq); uint64(size) != want ||
-		arrays >= 16 || arrays&1 == 0 {
+		arrays >= 32 || arrays&1 == 0 {
 		return nil, malformed("a batch of arrays %04b has %d bytes, and would have %d", arrays, size,
 			want).Try("give ids of %d sequences of %d tokens", s.sequences, s.seq)
 	}
-	if arrays&8 != 0 && s.documents == 1 {
-		return nil, malformed("a batch has segments, and the header says that a sequence is one document")
-	}
 	b := newBatch(s.sequences, s.seq)
+	var mask []int32
+	if arrays&hasMask != 0 {
+		mask = make([]int32, len(b.IDs))
+	}
 	buf := make([]byte, 4*s.seq)
-	for i, array := range [][]int32{b.IDs, b.Labels, b.Positions, b.Segments} {
+	for i, array := range [][]int32{b.IDs, b.Labels, b.Positions, b.Segments, mask} {
 		if arrays>>i&1 == 0 {
 			continue
 		}
@@ -191,28 +199,69 @@ func (s *Stream) batch(r io.Reader, size uint32) (*Batch, error) {
 			}
 		}
 	}
-	b.complete(arrays)
+	if err := s.complete(b, arrays, mask); err != nil {
+		return nil, err
+	}
 	return b, nil
 }
 
-// complete fills in the arrays that a batch came without.
-func (b *Batch) complete(arrays uint32) {
+// Bits of the arrays that a batch may come without.
+const (
+	hasLabels = 1 << (iota + 1)
+	hasPositions
+	hasSegments
+	hasMask
+)
+
+// complete fills in the arrays that a batch came without, and puts labels in their places.
+func (s *Stream) complete(b *Batch, arrays uint32, mask []int32) error {
 	for i := range b.IDs {
-		first, last := i%b.Seq == 0, i%b.Seq == b.Seq-1
-		if arrays&2 == 0 {
-			b.Labels[i] = Ignored
-			if !last && b.Segments[i+1] == b.Segments[i] {
-				b.Labels[i] = b.IDs[i+1]
+		first, bad := i%b.Seq == 0, ""
+		if arrays&hasSegments == 0 && arrays&hasPositions != 0 && !first {
+			b.Segments[i] = b.Segments[i-1]
+			if b.Positions[i] == 0 {
+				b.Segments[i]++
 			}
 		}
-		if arrays&4 == 0 && !first && b.Segments[i] == b.Segments[i-1] {
+		if arrays&hasPositions == 0 && !first && b.Segments[i] == b.Segments[i-1] {
 			b.Positions[i] = b.Positions[i-1] + 1
+		}
+		switch {
+		case s.documents == 1 && (b.Segments[i] != 0 || int(b.Positions[i]) != i%b.Seq):
+			bad = "is in another document or place, and the model takes sequences of one"
+		case mask != nil && (mask[i]|1 != 1 || !first && mask[i] > mask[i-1]):
+			bad = "has padding before it; the model takes padding behind a sequence only"
+		}
+		if bad != "" {
+			return diag.New(diag.BadInput, "token %d of sequence %d %s", i%b.Seq, i/b.Seq, bad).
+				Try("give each sequence as one document, padded on its right")
+		}
+	}
+	for i := range b.IDs {
+		last := i%b.Seq == b.Seq-1
+		switch {
+		case arrays&hasLabels != 0 && !s.shifts:
+		case last || b.Segments[i+1] != b.Segments[i]:
+			b.Labels[i] = Ignored
+		case arrays&hasLabels != 0:
+			b.Labels[i] = b.Labels[i+1]
+		default:
+			b.Labels[i] = b.IDs[i+1]
+			if mask != nil && mask[i+1] == 0 {
+				b.Labels[i] = Ignored
+			}
+		}
+		b.Labels[i] = max(b.Labels[i], Ignored)
+		if mask != nil && mask[i] == 0 && b.Labels[i] != Ignored {
+			return diag.New(diag.BadInput, "token %d of sequence %d is padding and has a label", i%b.Seq,
+				i/b.Seq).Try("give padding the label -100")
 		}
 		if b.Labels[i] != Ignored {
 			b.Count++
 		}
 	}
 	b.Total = b.Count
+	return nil
 }
 
 // Take gives the next batch. A position may be as far back as the last batch; what lies between the

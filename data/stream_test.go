@@ -34,7 +34,7 @@ func written(parts ...any) []byte {
 }
 
 // headed is the header of streams in tests: two sequences of three tokens, of two documents.
-func headed() []byte { return written(streamMagic, 1, 2, 3, 2) }
+func headed() []byte { return written(streamMagic, 1, 2, 3, 2, 0) }
 
 func TestStream(t *testing.T) {
 	ids := []int32{1, 2, 3, 4, 5, 6}
@@ -81,6 +81,33 @@ func TestStream(t *testing.T) {
 	}
 }
 
+// Labels are next tokens, moved, or neither, and padding has none.
+func TestStreamedLabels(t *testing.T) {
+	ids := []int32{1, 2, 3, 4, 5, 6}
+	for name, one := range map[string]struct {
+		shifts int
+		arrays []byte
+		want   []int32
+	}{
+		"none":      {0, written(28, 1, ids), []int32{2, 3, -1, 5, 6, -1}},
+		"moved":     {1, written(52, 3, ids, []int32{-100, 2, 3, 4, -100, 6}), []int32{2, 3, -1, -1, 6, -1}},
+		"as is":     {0, written(52, 3, ids, []int32{7, 8, -100, 9, -5, 3}), []int32{7, 8, -1, 9, -1, 3}},
+		"padded":    {0, written(52, 17, ids, []int32{1, 1, 0, 1, 0, 0}), []int32{2, -1, -1, -1, -1, -1}},
+		"positions": {0, written(52, 5, ids, []int32{0, 0, 1, 0, 1, 2}), []int32{-1, 3, -1, 5, 6, -1}},
+	} {
+		text := written(streamMagic, 1, 2, 3, 2, one.shifts, recordBatch, one.arrays)
+		s, err := NewStream(t.Context(), bytes.NewReader(text), 2, 3)
+		if err != nil {
+			t.Fatal(err)
+		}
+		b, _, err := s.Take(t.Context(), nil, 2, 0, 1)
+		if err != nil || !slices.Equal(b.Labels, one.want) {
+			t.Errorf("%s: %+v %v", name, b, err)
+		}
+		s.Close()
+	}
+}
+
 func TestStreamsThatAreRefused(t *testing.T) {
 	ids := []int32{1, 2, 3, 4, 5, 6}
 	for name, one := range map[string]struct {
@@ -90,25 +117,31 @@ func TestStreamsThatAreRefused(t *testing.T) {
 		"nothing":            {nil, diag.DataRead},
 		"half a header":      {headed()[:9], diag.DataRead},
 		"no stream":          {bytes.Repeat([]byte("x"), 99), diag.DataFormat},
-		"another version":    {written(streamMagic, 2, 2, 3, 2), diag.DataFormat},
-		"another batch":      {written(streamMagic, 1, 4, 3, 2), diag.DataFormat},
-		"another seq":        {written(streamMagic, 1, 2, 4, 2), diag.DataFormat},
-		"no documents":       {written(streamMagic, 1, 2, 3, 0), diag.DataFormat},
-		"too many documents": {written(streamMagic, 1, 2, 3, 4), diag.DataFormat},
+		"another version":    {written(streamMagic, 2, 2, 3, 2, 0), diag.DataFormat},
+		"another batch":      {written(streamMagic, 1, 4, 3, 2, 0), diag.DataFormat},
+		"another seq":        {written(streamMagic, 1, 2, 4, 2, 0), diag.DataFormat},
+		"no documents":       {written(streamMagic, 1, 2, 3, 0, 0), diag.DataFormat},
+		"too many documents": {written(streamMagic, 1, 2, 3, 4, 0), diag.DataFormat},
 		"no end":             {headed(), diag.DataRead},
-		"half a record":      {written(headed(), 1)[:27], diag.DataRead},
+		"half a record":      {written(headed(), 1)[:31], diag.DataRead},
 		"half a batch":       {written(headed(), 1, 28, 1, ids[:3]), diag.DataRead},
 		"an unknown kind":    {written(headed(), 4, 0), diag.DataFormat},
 		"a large batch":      {written(headed(), 1, -1, 1, ids), diag.DataFormat},
 		"no ids":             {written(headed(), 1, 28, 2, ids), diag.DataFormat},
-		"unknown arrays":     {written(headed(), 1, 52, 17, ids, ids), diag.DataFormat},
+		"unknown arrays":     {written(headed(), 1, 52, 33, ids, ids), diag.DataFormat},
 		"an end with bytes":  {written(headed(), 2, 1), diag.DataFormat},
-		"an error":           {written(headed(), 3, 4, "gone"), diag.DataRead},
-		"half an error":      {written(headed(), 3, 4, "go"), diag.DataRead},
-		"a large error":      {written(headed(), 3, 1<<20), diag.DataFormat},
-		"no text":            {written(headed(), 3, 1, "\xff"), diag.DataFormat},
-		"segments of one": {written(streamMagic, 1, 2, 3, 1, 1, 52, 9, ids, ids),
-			diag.DataFormat},
+		"another shift":      {written(streamMagic, 1, 2, 3, 2, 2), diag.DataFormat},
+		"padding before": {written(headed(), 1, 52, 17, ids, []int32{0, 1, 1, 1, 1, 1}),
+			diag.BadInput},
+		"a strange mask": {written(headed(), 1, 52, 17, ids, []int32{2, 1, 1, 1, 1, 1}), diag.BadInput},
+		"labels of padding": {written(headed(), 1, 76, 19, ids, ids, []int32{1, 1, 0, 1, 1, 1}),
+			diag.BadInput},
+		"an error":      {written(headed(), 3, 4, "gone"), diag.DataRead},
+		"half an error": {written(headed(), 3, 4, "go"), diag.DataRead},
+		"a large error": {written(headed(), 3, 1<<20), diag.DataFormat},
+		"no text":       {written(headed(), 3, 1, "\xff"), diag.DataFormat},
+		"segments of one": {written(streamMagic, 1, 2, 3, 1, 0, 1, 52, 9, ids, ids),
+			diag.BadInput},
 	} {
 		s, err := NewStream(t.Context(), bytes.NewReader(one.bytes), 2, 3)
 		if err == nil {

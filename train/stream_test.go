@@ -28,7 +28,7 @@ func streamOf(t *testing.T, batches int, last ...byte) []byte {
 			t.Fatal(err)
 		}
 	}
-	number(1, 4, 8, 1)
+	number(1, 4, 8, 1, 0)
 	at := data.Position{}
 	for range batches {
 		b, after, err := squares{8}.Take(t.Context(), at, 4, 0, 1)
