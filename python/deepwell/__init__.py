@@ -13,13 +13,15 @@ from __future__ import annotations
 from importlib import metadata as _metadata
 
 from ._calls import autoplan, capture, compile, dryrun, export, probe
+from ._follow import follow
 from ._program import Error
 from ._results import (GPU, Choice, DryRun, Engine, Exported, Machine, Model, Plan, Policy, Precision,
                        PrecisionPolicy)
+from ._trainer import Fitted, Trainer
 
-__all__ = ["GPU", "Choice", "DryRun", "Engine", "Error", "Exported", "Machine", "Model", "Plan",
-           "Policy", "Precision", "PrecisionPolicy", "autoplan", "capture", "compile", "dryrun",
-           "export", "probe"]
+__all__ = ["GPU", "Choice", "DryRun", "Engine", "Error", "Exported", "Fitted", "Machine",
+           "Model", "Plan", "Policy", "Precision", "PrecisionPolicy", "Trainer", "autoplan", "capture",
+           "compile", "dryrun", "export", "follow", "probe"]
 
 
 def __getattr__(name: str) -> str:

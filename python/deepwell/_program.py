@@ -12,7 +12,7 @@ import sys
 import sysconfig
 import tempfile
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import IO, Any, NamedTuple
 
 # Seconds that an interrupted program has to end in good order; train saves a checkpoint.
@@ -71,11 +71,13 @@ def find() -> str:
                 fix="pip install the wheel, or set DEEPWELL_BINARY to the program")
 
 
-def run(args: Sequence[str], files: Mapping[str, str] | None = None) -> Said:
+def run(args: Sequence[str], files: Mapping[str, str] | None = None,
+        feed: Callable[[int], None] | None = None) -> Said:
     """Runs one command and waits for it.
 
-    files has the text of files that the command reads; an argument {name} stands for its path. Progress
-    goes to sys.stderr, as the command line has it. An interrupted call interrupts the command.
+    files has the text of files that the command reads; an argument {name} stands for its path. feed
+    writes the command's standard input into a descriptor. Progress goes to sys.stderr, as the command
+    line has it. An interrupted call interrupts the command.
     """
     with tempfile.TemporaryDirectory(prefix="deepwell-") as scratch:
         paths = {}
@@ -84,7 +86,7 @@ def run(args: Sequence[str], files: Mapping[str, str] | None = None) -> Said:
             pathlib.Path(path).write_text(text, "utf-8")
         answer = os.path.join(scratch, "answer.json")
         command = [find(), "--json-file", answer, *(paths.get(a, a) for a in args)]
-        text, status = _wait(command)
+        text, status = _wait(command, feed)
         data: dict[str, Any] = {}
         with contextlib.suppress(FileNotFoundError):
             data = json.loads(_plain(pathlib.Path(answer).read_text("utf-8"), scratch))
@@ -103,38 +105,49 @@ def _plain(text: str, scratch: str) -> str:
     return text.replace(scratch + os.sep, "")
 
 
-def _wait(command: Sequence[str]) -> tuple[str, int]:
+def _wait(command: Sequence[str], feed: Callable[[int], None] | None) -> tuple[str, int]:
     """Runs a command to its end, in its own process group: Ctrl-C is passed on once, not twice."""
     inherit = _is_descriptor(sys.stderr)
     # The kernel ends the program when this thread ends, which waits for it.
     env = dict(os.environ, DEEPWELL_PARENT=str(os.getpid()))
-    with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                          stderr=None if inherit else subprocess.PIPE, process_group=0, env=env,
-                          encoding="utf-8", errors="replace") as child:
-        pump = None
+    with contextlib.ExitStack() as stack:
+        stdin, pipe = subprocess.DEVNULL, -1
+        if feed is not None:
+            stdin, pipe = os.pipe()
+            stack.callback(os.close, pipe)
+        try:
+            child = stack.enter_context(subprocess.Popen(
+                command, stdin=stdin, stdout=subprocess.PIPE, stderr=None if inherit else subprocess.PIPE,
+                process_group=0, env=env, encoding="utf-8", errors="replace"))
+        finally:
+            if feed is not None:
+                os.close(stdin)
+        assert child.stdout is not None
+        said: list[str] = []
+        pumps = [threading.Thread(target=lambda out: said.append(out.read()), args=(child.stdout,),
+                                  daemon=True)]
         if child.stderr is not None:
-            pump = threading.Thread(target=_copy, args=(child.stderr, sys.stderr), daemon=True)
+            pumps.append(threading.Thread(target=_copy, args=(child.stderr, sys.stderr), daemon=True))
+        for pump in pumps:
             pump.start()
         try:
-            assert child.stdout is not None
-            text = child.stdout.read()
+            if feed is not None:
+                feed(pipe)
             status = child.wait()
         except BaseException:
             _stop(child)
             raise
         finally:
-            if pump is not None:
+            for pump in pumps:
                 pump.join()
-    return text, status
+    return said[0], status
 
 
 def _stop(child: subprocess.Popen[str]) -> None:
     """Ends a child: in good order, or at once if it takes too long or is interrupted again."""
     try:
         child.send_signal(signal.SIGINT)
-        assert child.stdout is not None
-        with _drained(child.stdout):
-            child.wait(GRACE)
+        child.wait(GRACE)
     except subprocess.TimeoutExpired:
         child.kill()
         child.wait()
@@ -142,15 +155,6 @@ def _stop(child: subprocess.Popen[str]) -> None:
         child.kill()
         child.wait()
         raise
-
-
-@contextlib.contextmanager
-def _drained(stream: IO[str]) -> Iterator[None]:
-    """Reads what nobody wants, so that a child does not wait for a full pipe."""
-    reader = threading.Thread(target=stream.read, daemon=True)
-    reader.start()
-    yield
-    reader.join()
 
 
 def _is_descriptor(stream: object) -> bool:
