@@ -25,8 +25,8 @@ import (
 // learn, or negative. If shifts is 1, as in transformers, labels stand at their own token, and move
 // to the one before. Without labels each is the next token of its document. Without segments a new
 // document begins where positions begin at 0 again; without positions they count from the beginning
-// of each document. The mask is 0 behind the end of a sequence, where there is nothing to learn, and
-// 1 elsewhere. Kind 2, without bytes, is the end of the data, and kind 3 an error of the other
+// of each document. The mask is 0 behind the end of a sequence, where nothing is learned, and 1
+// elsewhere. Kind 2, without bytes, is the end of the data, and kind 3 an error of the other
 // program: its text. A stream without either is truncated.
 //
 // documents is how many a sequence has at most; with 1 no batch has segments, and positions count
