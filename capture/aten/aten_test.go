@@ -22,7 +22,7 @@ import (
 var fixtures = []struct{ name, lacks string }{
 	{"nanogpt", ""}, {"tied", ""}, {"parallel", ""}, {"postnorm", ""}, {"activation", ""},
 	{"dropout0", ""}, {"inplace", ""}, {"einsum", ""}, {"alibi", ""},
-	{"dropout", "dropout"},
+	{"dropout", ""}, // with PyTorch's masks
 	{"llama", ""}, {"qwen3", ""}, {"mistral", ""}, {"gemma2", ""}, {"phi3", ""}, {"gpt2", ""},
 	{"gptneox", ""}, {"olmo2", ""}, {"bert", ""}, {"vit", ""},
 	{"mixtral", ""}, {"qwen3_moe", ""}, {"deepseek_v3", ""},
@@ -63,8 +63,8 @@ func TestModelsAgreeWithPyTorch(t *testing.T) {
 			worst, which := want.gradients(t, m, out[1:])
 			t.Logf("%-12s loss %.1e logits %.1e gradients %.1e (%s), %d operations, %d loops", f.name, loss,
 				logits, worst, which, len(g.Ops), loops(g))
-			// Two layers of these differ in turn: there is nothing to repeat.
-			if want := f.name != "gemma2" && f.name != "gpt_oss"; (loops(g) == 1) != want {
+			// Two layers of these differ in turn, or have masks of their own: there is nothing to repeat.
+			if want := !slices.Contains([]string{"gemma2", "gpt_oss", "dropout"}, f.name); (loops(g) == 1) != want {
 				t.Errorf("%s has %d loops", f.name, loops(g))
 			}
 			if !(loss < 1e-5) || !(logits < 1e-5) || !(worst < 1e-4) {
@@ -137,7 +137,11 @@ func load(t *testing.T, name string) (*Model, reference) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	m, err := New(archive)
+	open := New
+	if name == "dropout" {
+		open = NewMasked
+	}
+	m, err := open(archive)
 	if err != nil {
 		t.Log(err)
 	}
@@ -182,6 +186,8 @@ func (r reference) floats(t *testing.T, name string) []float64 {
 		switch shape.Type {
 		case dtype.F32:
 			out[i] = float64(math.Float32frombits(binary.LittleEndian.Uint32(data[4*i:])))
+		case dtype.Pred:
+			out[i] = float64(data[i])
 		case dtype.S64:
 			out[i] = float64(int64(binary.LittleEndian.Uint64(data[8*i:])))
 		default:
@@ -222,6 +228,9 @@ func (r reference) feed(t *testing.T, m *Model) (map[string][]float64, model.Sha
 		case "input_ids":
 			feed[model.InputIDs] = r.floats(t, name)
 		case "pixel_values":
+			feed[name] = r.floats(t, name)
+		}
+		if strings.HasPrefix(name, "mask.") {
 			feed[name] = r.floats(t, name)
 		}
 	}
@@ -285,9 +294,9 @@ func TestUnsupportedIsListedAtOnce(t *testing.T) {
 	}
 	_, err = New(archive)
 	if err == nil {
-		t.Skip("dropout is supported")
+		t.Fatal("dropout is trained without masks")
 	}
-	for _, want := range []string{"aten.dropout.default", " in h.1.drop at models.py:", "in h.0.attn.drop at models.py:"} {
+	for _, want := range []string{"aten.dropout.default (dropout of 0.25: export", " in h.1.drop at models.py:", "in h.0.attn.drop at models.py:"} {
 		if !strings.Contains(err.Error(), want) {
 			t.Errorf("%q is not in %v", want, err)
 		}

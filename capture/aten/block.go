@@ -1,6 +1,7 @@
 package aten
 
 import (
+	"fmt"
 	"math"
 	"slices"
 
@@ -230,7 +231,26 @@ func filled(by float64) rule {
 	})
 }
 
-// dropped multiplies by a mask that is an input.
-func (m *maker) dropped(*tensor, *node) *tensor {
-	panic(refusal("dropout with a probability"))
+// dropped multiplies by a mask that is an input, and by what makes up for what is lost.
+func (m *maker) dropped(x *tensor, n *node) *tensor {
+	p := n.float("p", 0)
+	switch {
+	case !m.masked:
+		panic(refusal(fmt.Sprintf("dropout of %v: export the module with dropout 0", p)))
+	case p >= 1:
+		panic(refusal("dropout of everything"))
+	}
+	for i, a := range x.axes {
+		if a.size > 1 {
+			x = m.some(x, i)
+		}
+	}
+	call := m.calls[n.path()]
+	m.calls[n.path()]++
+	t := ir.Type{Elem: x.v.Type.Elem}
+	for _, d := range x.dims() {
+		t.Dims = append(t.Dims, ir.Dim{Name: m.name(d), Size: m.size(d)})
+	}
+	mask := m.b.Input(MaskInput(n.path(), call), ir.Data, t, "")
+	return x.with(m.b.Scale(m.b.Mul(x.v, mask), 1/(1-p)))
 }

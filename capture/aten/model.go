@@ -65,12 +65,29 @@ type Model struct {
 	// Shifted: the program moves the labels itself. Labels of [model.InputLabels] are moved already.
 	shifted bool
 	context int64 // the longest sequence of the export's range
+	masked  bool  // masks of dropout are inputs
 }
 
 // New reads the program of an archive, which must stay open. An error lists all that is not
-// supported.
-func New(a *pt2.Archive) (*Model, error) {
+// supported. Dropout of more than nothing is not: an engine's random numbers would have to be the
+// same under every plan.
+func New(a *pt2.Archive) (*Model, error) { return read(newModel(a)) }
+
+// NewMasked is New for programs with dropout, whose graphs take what dropout keeps from the caller:
+// [MaskInput] is 1 where an element is kept and 0 elsewhere. It serves to compare a program with
+// PyTorch, which draws the masks.
+func NewMasked(a *pt2.Archive) (*Model, error) {
 	m := newModel(a)
+	m.masked = true
+	return read(m)
+}
+
+// MaskInput names the input with the mask of a module's dropout, whose calls count from 0 on.
+func MaskInput(module string, call int) string { return fmt.Sprintf("mask.%s.%d", module, call) }
+
+// read finds the loss of a program and its parameters.
+func read(m *Model) (*Model, error) {
+	a := m.archive
 	for _, s := range a.Program.Outputs {
 		ref, _ := s.Arg.(pt2.Ref)
 		switch s.Name[strings.LastIndexByte(s.Name, '.')+1:] {

@@ -31,14 +31,15 @@ type maker struct {
 	own        map[string]rule // in place of rules
 	missing    unsupported
 	marks      []mark
-	count      map[place]int // nodes so far
+	count      map[place]int  // nodes so far
+	calls      map[string]int // of dropout, by module
 }
 
 // read writes the graph of a result.
 func (m *maker) read(result pt2.Ref) (*ir.Graph, error) {
 	p := m.archive.Program
 	m.env = map[*pt2.Graph]map[pt2.Ref]*variable{p.Graph: {}}
-	m.count = map[place]int{}
+	m.count, m.calls = map[place]int{}, map[string]int{}
 	if err := m.bind(); err != nil {
 		return nil, err
 	}
