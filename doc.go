@@ -66,6 +66,7 @@
 //	7  pipeline    a schedule and the programs of stages → a run, over links between devices
 //	   step        a model, a plan and a policy → the programs of a step; its passes
 //	   autoplan    a model, a cluster and a goal → the best plans; other stacks' plans in and out
+//	   call        an exported program → forward and backward passes for another process
 //	8  train       the loop: steps, guards, checkpoints, rerun of skipped steps, BF16 fallback
 //	   parity      a recipe and several precisions → paired curves and a verdict
 //	9  deepwell    this package

@@ -39,7 +39,7 @@ var layers = [][]string{
 	{"spmd", "rewrite", "lower/stablehlo", "lower/quantized", "lower/cpu", "lower/gpu", "lower", "cost",
 		"estimate/footprint", "estimate"},
 	{"internal/selftest", "internal/enginetest", "dryrun", "preflight"},
-	{"pipeline", "step", "autoplan"},
+	{"pipeline", "step", "autoplan", "call"},
 	{"replay", "gpucheck"},
 	{"train"},
 	{"parity"},

@@ -162,7 +162,7 @@ func (c *chunk) read(v *ir.Value, turn int) string {
 	if i, ok := c.where[v]; ok {
 		return fmt.Sprint("made ", i)
 	}
-	if p, rest := placeOf(v.Name); v.Role == ir.Param && p.list == c.at.list && p.n >= c.at.n &&
+	if p, rest := placeOf(v.Source); v.Role == ir.Param && p.list == c.at.list && p.n >= c.at.n &&
 		p.n < c.at.n+turn {
 		if !slices.Contains(c.params, v) {
 			c.params = append(c.params, v)
@@ -213,14 +213,15 @@ func (r *run) fits(users map[*ir.Value][]*ir.Op, results []*ir.Value) bool {
 
 // stacked is the name and the source of the stack of a parameter.
 func (r *run) stacked(v *ir.Value) (string, stack) {
-	p, rest := placeOf(v.Name)
+	p, rest := placeOf(v.Source)
 	first := r.chunks[0].at.n
 	name := p.list + "." + rest
 	if r.turn > 1 || first > 0 {
 		name = fmt.Sprintf("%s.from%d.%s", p.list, p.n, rest)
 	}
 	// Policies know a linear layer by the last word of its name.
-	return strings.TrimSuffix(name, ".weight"), stack{p.list + ".{}." + rest, int64(p.n), r.turn}
+	return graphName(strings.TrimSuffix(name, ".weight")),
+		stack{p.list + ".{}." + rest, int64(p.n), r.turn}
 }
 
 // rewritten copies a graph with loops in place of runs.

@@ -152,8 +152,8 @@ func (m *Model) Params() []model.Param { return m.params }
 
 // param describes an input of the graph.
 func (m *Model) param(v *ir.Value) (model.Param, error) {
-	p := model.Param{Name: v.Name, Dims: v.Type.Dims, Source: v.Name}
-	first := v.Name
+	p := model.Param{Name: v.Name, Dims: v.Type.Dims, Source: v.Source}
+	first := v.Source
 	if s, ok := m.stacks[v.Name]; ok {
 		p.Source, p.First, p.Step = s.source, s.first, s.step
 		first = strings.Replace(s.source, "{}", strconv.FormatInt(s.first, 10), 1)

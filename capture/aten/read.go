@@ -303,9 +303,24 @@ func (m *maker) stored(s pt2.Spec, made map[string]*tensor) (*tensor, error) {
 		out.axes = append(out.axes, a)
 	}
 	m.dims.meet(out.dims())
-	out.v = m.b.Input(name, ir.Param, t, name)
+	out.v = m.b.Input(graphName(name), ir.Param, t, name)
 	made[name] = out
 	return out, nil
+}
+
+// graphName is the name of a parameter in graphs: it begins with a letter, and has only letters,
+// digits, dots and underscores.
+func graphName(name string) string {
+	name = strings.Map(func(r rune) rune {
+		if r == '.' || r >= '0' && r <= '9' || r >= 'a' && r <= 'z' || r >= 'A' && r <= 'Z' {
+			return r
+		}
+		return '_'
+	}, name)
+	if name[0] <= '9' {
+		return "_" + name
+	}
+	return name
 }
 
 // run writes the nodes of a graph that are needed.

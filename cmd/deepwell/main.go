@@ -6,6 +6,10 @@ import (
 	"context"
 	"os"
 
+	"github.com/deepwell/deepwell"
+	passes "github.com/deepwell/deepwell/call"
+	"github.com/deepwell/deepwell/engine"
+	"github.com/deepwell/deepwell/event"
 	"github.com/deepwell/deepwell/internal/isolate"
 	"github.com/deepwell/deepwell/internal/malloc"
 	"github.com/deepwell/deepwell/replay"
@@ -14,6 +18,10 @@ import (
 func main() {
 	isolate.Main() // the same binary is the child that compiles
 	replay.Main()  // and the one that replays
+	if len(os.Args) == 2 && os.Args[1] == passes.Verb {
+		_ = malloc.Exec() // as for train
+		os.Exit(passes.Main(openCPU))
+	}
 	endWithParent()
 	if len(os.Args) > 1 && os.Args[1] == "train" {
 		// Memory that stays made steps 1.4 to 1.6 times as fast (docs/decisions/0014-cpu-lowering.md);
@@ -22,4 +30,13 @@ func main() {
 	}
 	ctx := untilSignal(context.Background(), os.Exit)
 	os.Exit(run(ctx, os.Args[1:], os.Stdout, os.Stderr, os.Getenv))
+}
+
+// openCPU opens the engine that serves calls from Python.
+func openCPU(ctx context.Context) (*engine.Engine, error) {
+	env, err := deepwell.NewEnv(os.Getenv, event.Discard)
+	if err != nil {
+		return nil, err
+	}
+	return engine.Open(ctx, "cpu", engine.Options{Dir: env.Engines, Cache: env.Cache})
 }

@@ -10,7 +10,9 @@ as the command line prints them; what goes wrong is an Error with a code and a f
 
 from __future__ import annotations
 
+import importlib as _importlib
 from importlib import metadata as _metadata
+from typing import Any as _Any
 
 from ._calls import autoplan, capture, compile, dryrun, export, probe
 from ._follow import follow
@@ -24,7 +26,13 @@ __all__ = ["GPU", "Choice", "DryRun", "Engine", "Error", "Exported", "Fitted", "
            "compile", "dryrun", "export", "follow", "probe"]
 
 
-def __getattr__(name: str) -> str:
+# What needs torch is imported when it is wanted.
+_TORCH = {"optimize": "._optimize"}
+
+
+def __getattr__(name: str) -> _Any:
     if name == "__version__":  # asked of the installed package, and only when wanted
         return _metadata.version("deepwell")
+    if name in _TORCH:
+        return getattr(_importlib.import_module(_TORCH[name], __name__), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

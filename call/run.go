@@ -1,0 +1,223 @@
+package call
+
+import (
+	"context"
+	"maps"
+	"slices"
+
+	"github.com/deepwell/deepwell/capture/aten"
+	"github.com/deepwell/deepwell/capture/pt2"
+	"github.com/deepwell/deepwell/diag"
+	"github.com/deepwell/deepwell/engine"
+	"github.com/deepwell/deepwell/model"
+	"github.com/deepwell/deepwell/program"
+)
+
+// An opened program, and the parameters that its variants read.
+type opened struct {
+	archive  *pt2.Archive
+	function *aten.Function
+	places   map[string]place // of tensors
+	// arrays are parameters that the engine reads where they are. The caller changes them between
+	// passes, never during one, so they are lent once.
+	arrays map[string]*engine.Array
+}
+
+func (o *opened) free() {
+	o.unbind()
+	_ = o.archive.Close()
+}
+
+func (o *opened) unbind() {
+	for _, a := range o.arrays {
+		a.Free()
+	}
+	o.arrays = map[string]*engine.Array{}
+}
+
+// A pending call has what its backward pass reads.
+type pending struct {
+	v      *variant
+	values map[string]*engine.Array // by the names that graphs have for them
+}
+
+func (p *pending) free() {
+	for _, a := range p.values {
+		a.Free()
+	}
+}
+
+// forward runs a variant: args are the places of the caller's tensors (one that is not used is
+// ignored), outs the results' places. What it returns is nil for a variant without gradients.
+func (s *server) forward(ctx context.Context, v *variant, args, outs []place) (*pending, error) {
+	p := &pending{v: v, values: map[string]*engine.Array{}}
+	m := v.forward.Module()
+	for k, a := range m.Args {
+		i, ok := v.forward.inputs[k]
+		if !ok {
+			continue
+		}
+		if i >= len(args) {
+			p.free()
+			return nil, diag.New(diag.BadInput, "%d tensors are given, and not the one of number %d",
+				len(args), i)
+		}
+		x, err := s.lend(m, a, args[i], engine.Lent)
+		if err != nil {
+			p.free()
+			return nil, err
+		}
+		p.values[a.Name] = x
+	}
+	kept, err := s.run(ctx, v, v.forward, p.values, outs)
+	if err != nil || v.grad == nil {
+		p.free()
+		return nil, err
+	}
+	for _, a := range kept {
+		p.values[a.Name()] = a
+	}
+	return p, nil
+}
+
+// differentiate runs the backward pass of a call. A seed whose block is negative is zero.
+func (s *server) differentiate(ctx context.Context, p *pending, seeds, grads []place) error {
+	names := p.v.grad.Seeds
+	if len(seeds) != len(names) {
+		return diag.New(diag.BadInput, "%d gradients of %d results are given", len(seeds), len(names))
+	}
+	given := make([]bool, len(names))
+	for i := range seeds {
+		given[i] = seeds[i][0] >= 0 && names[i] != ""
+	}
+	back, err := s.back(ctx, p.v, given)
+	if err != nil {
+		return err
+	}
+	values := maps.Clone(p.values)
+	for _, a := range back.Module().Args {
+		if i := slices.Index(names, a.Name); i >= 0 {
+			x, err := s.lend(back.Module(), a, seeds[i], engine.Lent)
+			if err != nil {
+				return err
+			}
+			defer x.Free()
+			values[a.Name] = x
+		}
+	}
+	kept, err := s.run(ctx, p.v, back, values, grads)
+	for _, a := range kept {
+		a.Free()
+	}
+	return err
+}
+
+// run runs a pass to its end: arguments are values, parameters, and the memory of wanted results.
+// It gives the results that are not written there.
+func (s *server) run(ctx context.Context, v *variant, p *pass, values map[string]*engine.Array,
+	outs []place) ([]*engine.Array, error) {
+	m := p.Module()
+	if len(outs) != len(p.places) {
+		return nil, diag.New(diag.BadInput, "%s has %d results, not %d", m.Name, len(p.places), len(outs))
+	}
+	args := make([]*engine.Array, len(m.Args))
+	for i, a := range m.Args {
+		var err error
+		at, room := p.rooms[i]
+		switch {
+		case values[a.Name] != nil:
+			args[i] = values[a.Name]
+		case room:
+			if args[i], err = s.lend(m, a, outs[at], engine.Given); err == nil {
+				defer args[i].Free()
+			}
+		default:
+			var own bool
+			if args[i], own, err = s.param(v, m, a); own {
+				defer args[i].Free()
+			}
+		}
+		if err != nil {
+			return nil, err
+		}
+	}
+	run, err := p.Run(ctx, args...)
+	if err != nil {
+		return nil, err
+	}
+	list := run.Take()
+	err = run.Wait(ctx)
+	run.Free()
+	written := make([]bool, len(list))
+	for i, at := range p.places {
+		if p.room[i] {
+			written[at] = true
+			continue
+		}
+		if err != nil {
+			break
+		}
+		var dst []byte
+		if dst, err = s.blocks.bytes(outs[i], bytesOf(m.Results[at])); err == nil {
+			err = list[at].ReadInto(ctx, 0, dst)
+		}
+	}
+	var kept []*engine.Array
+	for i, a := range list {
+		if written[i] || err != nil {
+			a.Free()
+		} else {
+			kept = append(kept, a)
+		}
+	}
+	return kept, err
+}
+
+func bytesOf(a program.Array) int64 { return a.Global.Type.Bytes(a.Global.Elements()) }
+
+// lend makes an array of shared memory.
+func (s *server) lend(m *program.Module, a program.Array, at place, how engine.Source) (
+	*engine.Array, error) {
+	data, err := s.blocks.bytes(at, bytesOf(a))
+	if err != nil {
+		return nil, err
+	}
+	return s.engine.Place(m, a, how, func(int) ([]byte, error) { return data, nil })
+}
+
+// param gives a parameter: where it is, if its tensors follow each other there, else a copy, which
+// the caller frees.
+func (s *server) param(v *variant, m *program.Module, a program.Array) (*engine.Array, bool,
+	error) {
+	if x := v.owner.arrays[a.Name]; x != nil && x.Local().Equal(a.Global) {
+		return x, false, nil
+	}
+	at := slices.IndexFunc(v.params, func(p model.Param) bool { return p.Name == a.Name })
+	if at < 0 {
+		return nil, false, diag.New(diag.Internal, "%s has no argument %q", m.Name, a.Name)
+	}
+	names := v.params[at].Tensors()
+	size := bytesOf(a) / int64(len(names))
+	var parts [][]byte
+	dense := true
+	for i, name := range names {
+		p, ok := v.owner.places[name]
+		if !ok || int64(len(s.blocks[p[0]])) < p[1]+size || p[1] < 0 {
+			return nil, false, diag.New(diag.BadInput, "the caller has not said where %s is", name)
+		}
+		first := v.owner.places[names[0]]
+		dense = dense && p == place{first[0], first[1] + int64(i)*size}
+		parts = append(parts, s.blocks[p[0]][p[1]:p[1]+size])
+	}
+	if first := v.owner.places[names[0]]; dense && first[1]%alignment == 0 {
+		x, err := s.lend(m, a, first, engine.Lent)
+		if err == nil {
+			v.owner.arrays[a.Name] = x
+		}
+		return x, false, err
+	}
+	x, err := s.engine.Place(m, a, engine.Copied, func(int) ([]byte, error) {
+		return slices.Concat(parts...), nil
+	})
+	return x, err == nil, err
+}

@@ -1,0 +1,396 @@
+"""Runs a module in the engine: exports it, compiles it for the shapes that it is called with, and
+passes tensors to and fro. optimize, torch.compile's backend and check are made of it."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import tempfile
+import time
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from . import _child
+from ._child import ALIGNMENT, Child, Memory, Place
+from ._program import Error
+
+# Types of the graph by its names. int64 goes to the engine as int32: it has tokens and places only.
+TYPES = {"f32": torch.float32, "f64": torch.float64, "f16": torch.float16, "bf16": torch.bfloat16,
+         "s8": torch.int8, "u8": torch.uint8, "s16": torch.int16, "s32": torch.int32, "s64": torch.int64,
+         "pred": torch.bool, "i1": torch.bool}
+SENT = {torch.int64: torch.int32}
+NOWHERE: Place = (-1, 0)
+
+
+def aligned(size: int) -> int:
+    return -(-size // ALIGNMENT) * ALIGNMENT
+
+
+def bytes_of(t: Tensor, dtype: torch.dtype | None = None) -> int:
+    size: int = t.numel() * (dtype or t.dtype).itemsize
+    return size
+
+
+def view(memory: Memory, offset: int, dtype: torch.dtype, shape: Sequence[int]) -> Tensor:
+    """Makes a tensor of shared memory, which it keeps."""
+    count = 1
+    for n in shape:
+        count *= n
+    if count == 0:
+        return torch.empty(tuple(shape), dtype=dtype)
+    return torch.frombuffer(memory.raw, dtype=dtype, count=count, offset=offset).view(tuple(shape))
+
+
+def copied(child: Child, tensors: Sequence[Tensor | None]) -> tuple[list[Place], Tensor | None]:
+    """Copies tensors into one block. The tensor that is returned keeps it."""
+    places, total = [], 0
+    for t in tensors:
+        places.append(total)
+        total += 0 if t is None else aligned(bytes_of(t, SENT.get(t.dtype)))
+    if total == 0:
+        return [NOWHERE] * len(places), None
+    memory = child.memory(total)
+    for t, at in zip(tensors, places):
+        if t is not None:
+            view(memory, at, SENT.get(t.dtype, t.dtype), t.shape).copy_(t.detach())
+    return ([NOWHERE if t is None else (memory.block, at) for t, at in zip(tensors, places)],
+            view(memory, 0, torch.uint8, [1]))
+
+
+class Variant:
+    """A program that is compiled for some shapes."""
+
+    def __init__(self, runtime: Runtime, program: Program, said: Mapping[str, Any],
+                 needs: Sequence[bool]) -> None:
+        self.runtime = runtime
+        self.program = program
+        self.said = said
+        self.number: int = said["variant"]
+        self.results = [(TYPES[r["type"]], r["dims"], r["seed"]) for r in said["results"] or ()]
+        self.used: list[bool] = said["used"] or []
+        # Where gradients go: the caller's tensors that need one, then parameters.
+        self.sizes: list[int] = [g["bytes"] for g in said["grads"] or ()]
+        self.inputs = {g["input"]: i for i, g in enumerate(said["grads"] or ()) if g["input"] >= 0}
+        self.params: list[str] = []
+        self.slices: list[tuple[int, int]] = []  # of each parameter: gradient, and place in it
+        for i, g in enumerate(said["grads"] or ()):
+            each = g["bytes"] // max(1, len(g["tensors"] or ()))
+            for k, name in enumerate(g["tensors"] or ()):
+                if runtime.store.wanted(name):
+                    self.params.append(name)
+                    self.slices.append((i, k * each))
+        self.differentiable = bool(said["grads"]) and any(seed for _, _, seed in self.results)
+
+    def forward(self, inputs: Sequence[Tensor]) -> tuple[int, list[Tensor], Tensor | None]:
+        """Runs the program: gives the number of the call, results, and what keeps the inputs."""
+        child = self.runtime.child
+        args, keep = copied(child, [t if used else None for t, used in zip(inputs, self.used)])
+        outs, results, held = [], [], []
+        for dtype, dims, _ in self.results:
+            size = dtype.itemsize
+            for n in dims or ():
+                size *= n
+            memory = child.memory(size)
+            outs.append((memory.block, 0))
+            results.append(view(memory, 0, dtype, dims or ()))
+            held.append(memory)
+        answer = child.request("forward", hold=(held, keep), variant=self.number, args=args, outs=outs)
+        return answer["n"], results, keep
+
+    def backward(self, call: int, slopes: Sequence[Tensor | None]) -> list[Tensor]:
+        """Gives the gradients of a call, each as bytes."""
+        child = self.runtime.child
+        seeds, keep = copied(child, [
+            None if s is None or not seed else s.to(dtype) for s, (dtype, _, seed) in
+            zip(slopes, self.results)])
+        offsets, total = [], 0
+        for size in self.sizes:
+            offsets.append(total)
+            total += aligned(size)
+        memory = child.memory(total)
+        child.request("backward", hold=(memory, keep), call=call, seeds=seeds,
+                      outs=[(memory.block, at) for at in offsets])
+        return [view(memory, at, torch.uint8, [size]) for at, size in zip(offsets, self.sizes)]
+
+    def outputs(self, results: Sequence[Tensor]) -> list[Tensor | None]:
+        """Gives what the program returns, in the caller's shapes and types."""
+        return [None if o["result"] < 0 else
+                results[o["result"]].view(tuple(o["dims"] or ())).to(TYPES[o["type"]])
+                for o in self.said["outputs"] or ()]
+
+
+class _Call(torch.autograd.Function):
+    """A call with gradients: apply(variant, inputs…, parameters…)."""
+
+    @staticmethod
+    def forward(ctx: Any, variant: Variant, count: int, *tensors: Tensor) -> tuple[Tensor, ...]:
+        call, results, keep = variant.forward(tensors[:count])
+        ctx.variant, ctx.call = variant, call
+        ctx.inputs = [(t.shape, t.dtype) for t in tensors[:count]]
+        ctx.set_materialize_grads(False)
+        # What the engine keeps for the backward pass lives as long as the saved tensors of this call:
+        # torch drops them after the backward pass, unless the graph is retained, or with the graph.
+        raw = (ctypes.c_char * 1)()
+        weakref.finalize(raw, variant.runtime.child.freed.append, call).atexit = False
+        saved = [torch.frombuffer(raw, dtype=torch.uint8)]
+        ctx.save_for_backward(*saved, *([] if keep is None else [keep]))
+        ctx.mark_non_differentiable(*(r for r, (_, _, seed) in zip(results, variant.results) if not seed))
+        return tuple(results)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, *slopes: Tensor | None) -> tuple[Any, ...]:
+        ctx.saved_tensors  # an error of torch's own, if they are gone
+        v: Variant = ctx.variant
+        raw = v.backward(ctx.call, slopes)
+        out: list[Tensor | None] = []
+        for i, (shape, dtype) in enumerate(ctx.inputs):
+            at = v.inputs.get(i)
+            out.append(None if at is None else raw[at].view(dtype).view(shape))
+        for name, (i, offset) in zip(v.params, v.slices):
+            p = v.runtime.store.tensor(name)
+            out.append(raw[i][offset:offset + bytes_of(p)].view(p.dtype).view(p.shape))
+        return (None, None, *out)
+
+
+class Store:
+    """The parameters and buffers of a module in shared memory, where the engine reads them and the
+    user's optimizer changes them."""
+
+    def __init__(self, module: nn.Module) -> None:
+        # Where each stands: a name may be another's tensor, and the user may put another tensor there.
+        self.slots: dict[str, tuple[dict[str, Any], str]] = {}
+        for path, part in module.named_modules(remove_duplicate=False):
+            for group in (part._parameters, part._buffers):
+                for key, t in group.items():
+                    if t is not None:
+                        self.slots[f"{path}.{key}" if path else key] = (group, key)
+        self.places: dict[str, Place] = {}
+        self.views: dict[str, Tensor] = {}
+
+    def tensor(self, name: str) -> Tensor:
+        group, key = self.slots[name]
+        t: Tensor = group[key]
+        return t
+
+    def wanted(self, name: str) -> bool:
+        return bool(self.tensor(name).requires_grad)
+
+    def frozen(self) -> list[str]:
+        return [name for name in self.slots if not self.wanted(name)]
+
+    def add(self, child: Child, params: Sequence[Mapping[str, Any]]) -> bool:
+        """Moves tensors that are not there yet, as the child wants them to follow each other."""
+        new = [p for p in params if not all(name in self.places for name in p["tensors"])]
+        if not new:
+            return False
+        total = sum(aligned(p["bytes"]) for p in new)
+        memory, at = child.memory(total), 0
+        for p in new:
+            each = p["bytes"] // len(p["tensors"])
+            for k, name in enumerate(p["tensors"]):
+                t = self.tensor(name)
+                if t.dtype != TYPES[p["type"]] or bytes_of(t) != each:
+                    raise Error("DW2103", f"{name} is {t.dtype} {tuple(t.shape)}; the program has {p['type']}")
+                self.places[name] = (memory.block, at + k * each)
+                self.views[name] = view(memory, at + k * each, t.dtype, t.shape)
+            at += aligned(p["bytes"])
+        self.refresh()
+        return True
+
+    def refresh(self) -> bool:
+        """Copies tensors that were replaced, and makes them shared again; False if one no longer fits."""
+        for name, mine in self.views.items():
+            group, key = self.slots[name]
+            t = group[key]
+            if t.data_ptr() == mine.data_ptr():
+                continue
+            if t.shape != mine.shape or t.dtype != mine.dtype or t.device != mine.device:
+                return False
+            with torch.no_grad():
+                mine.copy_(t)
+                t.data = mine
+        return True
+
+
+class Program:
+    """One export of a module: for one form of its arguments, and for training or evaluation."""
+
+    def __init__(self, child: Child, exported: Any, said: Mapping[str, Any]) -> None:
+        self.exported = exported
+        self.number: int = said["program"]
+        self.variants: dict[object, Variant] = {}
+        self.bound = 0
+        names = exported.graph_signature.user_inputs
+        values = {n.name: n.meta.get("val") for n in exported.graph.nodes if n.op == "placeholder"}
+        self.sizes = [values[n].shape for n in names if isinstance(values.get(n), Tensor)]
+
+    def takes(self, inputs: Sequence[Tensor]) -> bool:
+        """Says whether sizes are in the range of the export."""
+        ranges = self.exported.range_constraints
+        for t, sizes in zip(inputs, self.sizes):
+            for n, size in zip(t.shape, sizes):
+                if isinstance(size, int):
+                    if n != size:
+                        return False
+                    continue
+                e = size.node.expr
+                if e in ranges and not ranges[e].lower <= n <= ranges[e].upper:
+                    return False
+        return len(inputs) == len(self.sizes)
+
+
+class Runtime:
+    """A module whose calls run in the engine."""
+
+    def __init__(self, module: nn.Module, verbose: bool = False) -> None:
+        self.module = module
+        self.verbose = verbose
+        self.exports = 0
+        self.compiles = 0
+        self.seconds = {"export": 0.0, "compile": 0.0}
+        self.last: Variant | None = None
+        self.notes: list[str] = []  # for the report
+        self.reset()
+
+    def reset(self) -> None:
+        self.child = _child.child()
+        self.store = Store(self.module)
+        self.programs: dict[object, list[Program]] = {}
+
+    def prepare(self, args: tuple[Any, ...], kwargs: dict[str, Any],
+                nodes: Sequence[str] = ()) -> tuple[Variant, list[Tensor]]:
+        """Exports and compiles what a call needs, and gives the tensors that it takes."""
+        leaves, tree = pytree.tree_flatten((args, kwargs))
+        inputs = [x for x in leaves if isinstance(x, Tensor)]
+        if not self.store.refresh():
+            self.reset()
+        program = self.program(args, kwargs, leaves, tree, inputs)
+        return self.variant(program, inputs, nodes), inputs
+
+    def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Runs the module in the engine."""
+        variant, inputs = self.prepare(args, kwargs)
+        self.last = variant
+        if variant.differentiable and torch.is_grad_enabled():
+            params = [self.store.tensor(name) for name in variant.params]
+            results = list(_Call.apply(variant, len(inputs), *inputs, *params))
+        else:
+            results = variant.forward(inputs)[1]
+        return restored(variant.program.exported, variant.outputs(results))
+
+    def program(self, args: tuple[Any, ...], kwargs: dict[str, Any], leaves: list[Any], tree: Any,
+                inputs: list[Tensor]) -> Program:
+        key = (self.module.training, str(tree), tuple(
+            (x.dtype, x.dim()) if isinstance(x, Tensor) else (type(x), x) for x in leaves))
+        for t in inputs:
+            if t.device.type != "cpu":
+                raise Error("DW2106", f"a tensor is on {t.device}; modules run on the CPU only yet")
+        known = self.programs.setdefault(key, [])
+        for program in known:
+            if program.takes(inputs):
+                return program
+        began = time.monotonic()
+        with tempfile.TemporaryDirectory(prefix="deepwell-") as folder:
+            path = os.path.join(folder, "module.pt2")
+            exported = export(self.module, args, kwargs, path)
+            said = self.child.request("open", path=path)
+        self.exports += 1
+        self.seconds["export"] += time.monotonic() - began
+        program = Program(self.child, exported, said)
+        weakref.finalize(program, _close, weakref.ref(self.child), program.number).atexit = False
+        known.append(program)
+        self._say(f"exported in {time.monotonic() - began:.1f} s")
+        return program
+
+    def variant(self, program: Program, inputs: Sequence[Tensor],
+                nodes: Sequence[str] = ()) -> Variant:
+        """Gives the program for the sizes of inputs; nodes of the program are results, too."""
+        grad = torch.is_grad_enabled()
+        needs = [grad and t.requires_grad for t in inputs]
+        frozen = self.store.frozen() if grad else []
+        key = (tuple(t.shape for t in inputs), grad, tuple(needs), tuple(frozen), tuple(nodes))
+        variant = program.variants.get(key)
+        if variant is None:
+            began = time.monotonic()
+            said = self.child.request("compile", program=program.number, wish={
+                "sizes": [list(t.shape) for t in inputs], "grad": grad, "frozen": frozen,
+                "inputs": [i for i, need in enumerate(needs) if need], "nodes": list(nodes)})["compiled"]
+            self.compiles += 1
+            self.seconds["compile"] += time.monotonic() - began
+            self.store.add(self.child, said["params"] or ())
+            variant = program.variants[key] = Variant(self, program, said, needs)
+            self._say(f"compiled for {[tuple(t.shape) for t in inputs]} in {time.monotonic() - began:.1f} s")
+        if program.bound != len(self.store.places):
+            self.child.request("bind", program=program.number, places=self.store.places)
+            program.bound = len(self.store.places)
+        return variant
+
+    def _say(self, text: str) -> None:
+        if self.verbose:
+            print(f"deepwell: {type(self.module).__name__} {text}", flush=True)
+
+
+def _close(child: weakref.ref[Child], number: int) -> None:
+    if (c := child()) is not None and c.alive:
+        c.closed.append(number)
+
+
+def restored(exported: Any, outputs: Sequence[Tensor | None]) -> Any:
+    """Puts outputs into the form that the module returns."""
+    values = []
+    for spec, t in zip(exported.graph_signature.output_specs, outputs):
+        values.append(getattr(spec.arg, "value", None) if t is None else t)
+    return pytree.tree_unflatten(values, exported.call_spec.out_spec)
+
+
+def export(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], path: str) -> Any:
+    """Exports a module as it is called, with sizes that may change where they can, and saves it."""
+    with torch.enable_grad(), plain(module):
+        args, kwargs = pytree.tree_map_only(Tensor, lambda t: t.detach(), (args, kwargs))
+        shapes = torch.export.ShapesCollection()
+        for t in pytree.tree_leaves((args, kwargs)):
+            if isinstance(t, Tensor) and t.dim() > 0:
+                shapes[t] = [torch.export.Dim.AUTO if i < 2 else None for i in range(t.dim())]
+        try:
+            exported = torch.export.export(module, args, kwargs, dynamic_shapes=shapes, strict=False)
+        except Exception:
+            try:
+                exported = torch.export.export(module, args, kwargs, strict=False)
+            except Exception as e:
+                raise Error("DW2106", "torch.export cannot export the module",
+                            cause=str(e).strip().splitlines()[0] if str(e).strip() else type(e).__name__,
+                            fix="see the exception that this one comes from") from e
+    torch.export.save(exported, path)
+    return exported
+
+
+@contextlib.contextmanager
+def plain(module: nn.Module) -> Iterator[None]:
+    """Lets modules of transformers have attention and experts as one operator each, without a cache."""
+    configs = {id(c): c for m in module.modules()
+               if (c := getattr(m, "config", None)) is not None and hasattr(c, "_attn_implementation")}
+    if not configs:
+        yield
+        return
+    from . import _export
+
+    _export.register()
+    before = []
+    for c in configs.values():
+        for key, value in (("_attn_implementation", _export.NAME), ("_experts_implementation", _export.NAME),
+                           ("use_cache", False)):
+            if hasattr(c, key):
+                before.append((c, key, getattr(c, key)))
+                setattr(c, key, value)
+    try:
+        yield
+    finally:
+        for c, key, value in reversed(before):
+            setattr(c, key, value)

@@ -1,0 +1,291 @@
+"""optimize, torch.compile's backend and check, against eager PyTorch. They need torch; CI runs this
+file with unittest in the environment that has it."""
+
+from __future__ import annotations
+
+import copy
+import importlib.util
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+import unittest
+from typing import Any
+
+if importlib.util.find_spec("torch") is None:
+    raise unittest.SkipTest("there is no torch")
+
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import deepwell as dw
+from deepwell import _child
+
+sys.path.append(str(pathlib.Path(__file__).parents[2] / "capture/pt2/testdata"))
+
+import models  # type: ignore[import-not-found]  # the hand-written models of the reader's tests
+
+FORWARD, GRADIENTS = 1e-5, 1e-4  # relative, as everywhere in f32
+
+
+def distance(have: torch.Tensor, want: torch.Tensor) -> float:
+    return float((have - want).detach().norm() / want.norm().clamp_min(1e-6))
+
+
+def batch(rows: int = 2, seq: int = 6, seed: int = 1) -> dict[str, torch.Tensor]:
+    g = torch.Generator().manual_seed(seed)
+    return {"input_ids": torch.randint(0, models.VOCAB, (rows, seq), generator=g),
+            "labels": torch.randint(0, models.VOCAB, (rows, seq), generator=g)}
+
+
+def make(name: str) -> Any:
+    torch.manual_seed(7)
+    return models.MODELS[name]().train()
+
+
+class Logits(nn.Module):
+    """A model that returns logits alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = make("nanogpt")
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        x = self.body.wte(ids) + self.body.wpe(torch.arange(ids.shape[1]))
+        for block in self.body.h:
+            x = block(x)
+        y: torch.Tensor = self.body.lm_head(self.body.ln_f(x))
+        return y
+
+
+def llama(**more: Any) -> Any:
+    import transformers
+
+    torch.manual_seed(3)
+    config = transformers.LlamaConfig(
+        vocab_size=40, hidden_size=32, intermediate_size=40, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=64, bos_token_id=1, eos_token_id=2, **more)
+    return transformers.LlamaForCausalLM(config).train()
+
+
+class Optimized(unittest.TestCase):
+    def agree(self, model: Any, eager: Any, feed: dict[str, torch.Tensor]) -> None:
+        """One forward and backward pass of both."""
+        have, want = model(**feed), eager(**feed)
+        self.assertIs(type(have), type(want))
+        self.assertLess(distance(have["logits"], want["logits"]), FORWARD)
+        self.assertLess(distance(have["loss"], want["loss"]), FORWARD)
+        have["loss"].backward()
+        want["loss"].backward()
+        for (name, p), q in zip(model.named_parameters(), eager.parameters()):
+            self.assertLess(distance(p.grad, q.grad), GRADIENTS, name)
+
+    def test_models(self) -> None:
+        for name in ("nanogpt", "tied", "einsum"):
+            with self.subTest(name):
+                eager = make(name)
+                model = dw.optimize(copy.deepcopy(eager), batch())
+                self.agree(model, eager, batch())
+
+    def test_transformers(self) -> None:
+        eager = llama()
+        plain = copy.deepcopy(eager)
+        before = plain.config._attn_implementation
+        model = dw.optimize(plain, batch())
+        self.agree(model, eager, batch())
+        self.assertEqual(plain.config._attn_implementation, before)
+        self.assertIsInstance(model, type(eager))
+        with torch.no_grad():
+            self.assertEqual(model.generate(batch()["input_ids"], max_new_tokens=3).shape, (2, 9))
+
+    def test_it_is_the_users_module(self) -> None:
+        plain = make("tied")
+        model = dw.optimize(plain)
+        self.assertEqual(list(model.state_dict()), list(plain.state_dict()))
+        self.assertIs(model.wte.weight, plain.wte.weight)
+        model.eval()
+        self.assertFalse(plain.training)
+        self.assertIs(type(copy.deepcopy(model)), type(plain))
+
+    def test_own_loop(self) -> None:
+        """Twenty steps of the user's loss and optimizer end where eager ones do."""
+        eager = Logits()
+        model = dw.optimize(copy.deepcopy(eager), batch()["input_ids"])
+        losses = []
+        for m in (model, eager):
+            adam = torch.optim.AdamW(m.parameters(), lr=1e-2)
+            own = []
+            for step in range(20):
+                feed = batch(4, 8, step)
+                loss = F.cross_entropy(m(feed["input_ids"]).flatten(0, 1), feed["labels"].flatten())
+                adam.zero_grad()
+                loss.backward()
+                adam.step()
+                own.append(loss.item())
+            losses.append(own)
+        for have, want in zip(*losses):
+            self.assertLess(abs(have - want), 1e-4 * want)
+        for (name, p), q in zip(model.named_parameters(), eager.named_parameters()):
+            self.assertLess(distance(p, q[1]), 1e-3, name)
+
+    def test_shapes_modes_and_counts(self) -> None:
+        eager = make("nanogpt")
+        model = dw.optimize(copy.deepcopy(eager))
+        runtime = type(model)._deepwell
+        self.agree(model, eager, batch(2, 6))
+        self.agree(model, eager, batch(3, 9))
+        self.assertEqual((runtime.exports, runtime.compiles), (1, 2))
+        model.eval(), eager.eval()
+        with torch.no_grad():
+            have, want = model(**batch()), eager(**batch())
+        self.assertFalse(have["logits"].requires_grad)
+        self.assertLess(distance(have["logits"], want["logits"]), FORWARD)
+        self.assertEqual((runtime.exports, runtime.compiles), (2, 3))
+
+    def test_order_of_backward_passes(self) -> None:
+        """Two calls before either backward pass, in either order, and accumulated gradients."""
+        eager = make("nanogpt")
+        model = dw.optimize(copy.deepcopy(eager))
+        for order in ((0, 1), (1, 0)):
+            model.zero_grad(), eager.zero_grad()
+            for m in (model, eager):
+                losses = [m(**batch(seed=s))["loss"] for s in (4, 5)]
+                for i in order:
+                    losses[i].backward()
+            for p, q in zip(model.parameters(), eager.parameters()):
+                self.assertLess(distance(p.grad, q.grad), GRADIENTS)
+
+    def test_graph_is_retained(self) -> None:
+        model = dw.optimize(make("nanogpt"))
+        loss = model(**batch())["loss"]
+        loss.backward(retain_graph=True)
+        once = model.wte.weight.grad.clone()
+        loss.backward()
+        self.assertLess(distance(model.wte.weight.grad, 2 * once), 1e-6)
+        with self.assertRaisesRegex(RuntimeError, "second time"):
+            loss.backward()
+
+    def test_memory_is_freed(self) -> None:
+        """Calls are forgotten after their backward pass, or when nobody can ask for it."""
+        model = dw.optimize(make("nanogpt"))
+        for _ in range(5):
+            model(**batch())["loss"].backward()
+            model(**batch())
+        with torch.no_grad():
+            model(**batch())
+        child = _child.child()
+        self.assertEqual(child.live, 0)
+
+    def test_outputs_are_the_users(self) -> None:
+        """An output that is kept is not written by a later call."""
+        model = dw.optimize(make("nanogpt"))
+        first = model(**batch(seed=1))["logits"]
+        kept = first.detach().clone()
+        model(**batch(seed=2))
+        self.assertTrue(torch.equal(first, kept))
+
+    def test_inputs_have_gradients(self) -> None:
+        eager = nn.Sequential(nn.Linear(8, 16), nn.GELU(), nn.Linear(16, 4))
+        model = dw.optimize(copy.deepcopy(eager))
+        x, y = (torch.ones(3, 8, requires_grad=True) for _ in range(2))
+        model(x).square().sum().backward()
+        eager(y).square().sum().backward()
+        assert x.grad is not None and y.grad is not None
+        self.assertLess(distance(x.grad, y.grad), GRADIENTS)
+
+    def test_frozen_and_replaced_parameters(self) -> None:
+        eager = make("nanogpt")
+        model = dw.optimize(copy.deepcopy(eager))
+        self.agree(model, eager, batch())
+        for m in (model, eager):
+            m.zero_grad()
+            m.wte.weight.requires_grad_(False)
+            m.wpe.weight.data = m.wpe.weight.data * 0.5  # another memory
+            m.lm_head.weight = nn.Parameter(m.lm_head.weight.detach() * 2)  # another parameter
+        have, want = model(**batch()), eager(**batch())
+        self.assertLess(distance(have["loss"], want["loss"]), FORWARD)
+        have["loss"].backward(), want["loss"].backward()
+        self.assertIsNone(model.wte.weight.grad)
+        self.assertLess(distance(model.lm_head.weight.grad, eager.lm_head.weight.grad), GRADIENTS)
+
+    def test_two_modules(self) -> None:
+        """One module feeds another, and a gradient flows through both."""
+        first, second = nn.Linear(8, 8), nn.Sequential(nn.Linear(8, 8), nn.GELU())
+        a, b = dw.optimize(copy.deepcopy(first)), dw.optimize(copy.deepcopy(second))
+        x = torch.ones(2, 8)
+        b(a(x)).sum().backward()
+        second(first(x)).sum().backward()
+        self.assertLess(distance(a.weight.grad, first.weight.grad), GRADIENTS)
+        self.assertLess(distance(b[0].weight.grad, second[0].weight.grad), GRADIENTS)
+
+    def test_unsupported_is_listed_at_once(self) -> None:
+        class Odd(nn.Module):
+            def forward(self, x: torch.Tensor) -> torch.Tensor:
+                return torch.fft.fft(x).real + torch.linalg.det(x[:, :4])
+
+        with self.assertRaises(dw.Error) as caught:
+            dw.optimize(Odd())(torch.ones(4, 4))
+        self.assertEqual(caught.exception.code, "DW2106")
+        for word in ("fft", "det"):
+            self.assertIn(word, str(caught.exception))
+
+    def test_report(self) -> None:
+        model = dw.optimize(make("nanogpt"), batch())
+        text = str(model.report)
+        for word in ("h.0.attn", "attention", "layer norm", "linear", "cross-entropy", "compiled programs"):
+            self.assertIn(word, text)
+        self.assertIn("<td>h.1.mlp.0</td>", model.report._repr_html_())
+
+
+class Children(unittest.TestCase):
+    def test_killed_child(self) -> None:
+        """A child that dies is an error, at once; another module gets another child."""
+        plain = make("nanogpt")
+        model = dw.optimize(plain, batch())
+        loss = model(**batch())["loss"]
+        _child.child()._process.send_signal(signal.SIGKILL)
+        began = time.monotonic()
+        with self.assertRaisesRegex(dw.Error, "SIGKILL"):
+            loss.backward()
+        with self.assertRaisesRegex(dw.Error, "DW2101"):
+            model(**batch())
+        self.assertLess(time.monotonic() - began, 10)
+        again = dw.optimize(plain, batch())
+        again(**batch())["loss"].backward()
+        self.assertIsNotNone(plain.wte.weight.grad)
+
+    def test_nothing_outlives_python(self) -> None:
+        """The child ends when Python is killed, and an interrupt leaves a module that works."""
+        code = textwrap.dedent("""
+            import os, signal, sys, threading, torch
+            from torch import nn
+            import deepwell as dw
+            from deepwell import _child
+            model = dw.optimize(nn.Linear(64, 64))
+            want = model(torch.ones(2, 64)).sum().item()
+            threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+            try:
+                while True:
+                    model(torch.ones(2, 64))
+            except KeyboardInterrupt:
+                pass
+            assert model(torch.ones(2, 64)).sum().item() == want
+            print(_child.child()._process.pid, flush=True)
+            os.kill(os.getpid(), signal.SIGKILL)
+        """)
+        said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=os.environ)
+        self.assertEqual(said.returncode, -signal.SIGKILL, said.stderr)
+        pid = int(said.stdout)
+        for _ in range(100):
+            if not os.path.exists(f"/proc/{pid}") or "Z" in pathlib.Path(f"/proc/{pid}/stat").read_text():
+                return
+            time.sleep(0.1)
+        self.fail(f"process {pid} lives on")
+
+
+if __name__ == "__main__":
+    unittest.main()
