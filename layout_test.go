@@ -24,7 +24,8 @@ const module = "github.com/deepwell/deepwell"
 // layers is the house: a package imports only from rows above its own, or packages of its own row
 // that stand before it. doc.go tells the same story in words.
 var layers = [][]string{
-	{"internal/lists", "internal/flat", "internal/parallel", "internal/golden", "diag", "dtype", "dtype/block", "schedule"},
+	{"internal/lists", "internal/flat", "internal/parallel", "internal/golden", "diag", "dtype",
+		"dtype/block", "schedule", "kernels/triton", "kernels/triton/run", "kernels/fused"},
 	{"internal/plainfile", "internal/strictjson", "internal/wire", "internal/human", "internal/stat",
 		"internal/svg", "internal/atomicfile", "internal/flock", "event", "internal/safedir",
 		"safetensors", "tokenizer", "internal/parquet", "internal/cas", "internal/environ",

@@ -1,0 +1,263 @@
+package fused_test
+
+import (
+	"encoding/binary"
+	"math"
+	"math/rand/v2"
+	"slices"
+	"strings"
+	"testing"
+
+	"github.com/deepwell/deepwell/dtype"
+	codec "github.com/deepwell/deepwell/dtype/block"
+	"github.com/deepwell/deepwell/kernels/fused"
+	"github.com/deepwell/deepwell/kernels/triton"
+	"github.com/deepwell/deepwell/kernels/triton/run"
+)
+
+// hostile is a matrix of bfloat16 bits with all kinds of blocks: of one size, of many, zeros,
+// subnormal numbers, infinities, NaNs, and largest numbers on both sides of where a scale changes.
+func hostile(r *rand.Rand, rows, cols int) []uint16 {
+	x := make([]uint16, rows*cols)
+	for i := range x {
+		size := 4.0
+		switch i / cols / 32 % 3 {
+		case 1:
+			size = math.Ldexp(1, -10+i%cols/32*7%60)
+		case 2:
+			size = math.Ldexp(1, 40-i%cols/32*11%100)
+		}
+		x[i] = dtype.BF16FromF32(float32(r.NormFloat64() * size))
+	}
+	at := func() int { return r.IntN(len(x)) }
+	for range len(x) / 700 {
+		i := at()
+		for k := i; k < min(i+40, len(x)); k++ {
+			x[k] = 0
+		}
+		x[at()] = 0x7f80                // infinity
+		x[at()] = 0xffc1                // a NaN
+		x[at()] = uint16(1 + r.IntN(9)) // subnormal
+		x[at()] = 0x43e0                // 448
+		x[at()] = 0x43e1                // and the next
+	}
+	return x
+}
+
+func source(t *testing.T, name string) fused.Source {
+	t.Helper()
+	s, err := fused.Find(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return s
+}
+
+// words gives the bytes of bfloat16 bits.
+func words(x []uint16) []byte {
+	var b []byte
+	for _, w := range x {
+		b = binary.LittleEndian.AppendUint16(b, w)
+	}
+	return b
+}
+
+// arrays gives the operands and room for the results of a kernel.
+func arrays(k *triton.Kernel, operands ...[]byte) [][]byte {
+	for _, a := range k.Args[len(operands):] {
+		n := a.Elem.Bits() / 8
+		for _, s := range a.Shape {
+			n *= s
+		}
+		operands = append(operands, make([]byte, n))
+	}
+	return operands
+}
+
+// unswizzled puts scales of tensor cores into rows again.
+func unswizzled(scales []byte, rows, blocks int) []byte {
+	out := make([]byte, rows*blocks)
+	wide := (blocks + 3) / 4
+	for r := range rows {
+		for c := range blocks {
+			out[r*blocks+c] = scales[(r/128*wide+c/4)*512+r%32*16+r%128/32*4+c%4]
+		}
+	}
+	return out
+}
+
+// mxfp8 is what the codec gives for both orientations.
+func mxfp8(t *testing.T, x []uint16, rows, cols int) (list [4][]byte) {
+	t.Helper()
+	n := rows * cols
+	list = [4][]byte{make([]byte, n), make([]byte, n/32), make([]byte, n), make([]byte, n/32)}
+	if err := codec.MXFP8(list[0], list[1], x); err != nil {
+		t.Fatal(err)
+	}
+	if err := codec.MXFP8Columns(list[2], list[3], x, rows, cols); err != nil {
+		t.Fatal(err)
+	}
+	return list
+}
+
+// formulas are what sources compute, in float64: each number of the matrix from its operands'.
+var formulas = map[string]func(in []float64) []float64{
+	"quantize": func(in []float64) []float64 { return in },
+	"rms_norm": func(in []float64) []float64 { return []float64{in[0] * in[1] * in[2]} },
+	"swiglu":   func(in []float64) []float64 { return []float64{in[0] / (1 + math.Exp(-in[0])) * in[1]} },
+	"swiglu_grad": func(in []float64) []float64 {
+		s := 1 / (1 + math.Exp(-in[0]))
+		return []float64{in[2] * in[1] * (s + in[0]*s*(1-s)), in[2] * in[0] * s}
+	},
+	"gelu": func(in []float64) []float64 { return []float64{gelu(in[0])} },
+	"gelu_grad": func(in []float64) []float64 {
+		x, k := in[0], math.Sqrt(2/math.Pi)
+		u := k * (x + 0.044715*x*x*x)
+		slope := x / 2 / (math.Cosh(u) * math.Cosh(u)) * k * (1 + 3*0.044715*x*x)
+		return []float64{in[1] * ((1+math.Tanh(u))/2 + slope)}
+	},
+}
+
+func gelu(x float64) float64 {
+	return x / 2 * (1 + math.Tanh(math.Sqrt(2/math.Pi)*(x+0.044715*x*x*x)))
+}
+
+// operands draws the operands of a source, as bytes and as numbers for each element of the matrix.
+func operands(r *rand.Rand, s fused.Source, rows, cols int) (list [][]byte, at func(i int) []float64) {
+	var numbers [][]float64
+	for _, o := range s.Operands {
+		n := map[string]int{"": rows * cols, "rows": rows, "cols": cols}[o.Along]
+		x := make([]uint16, n)
+		for i := range x {
+			x[i] = dtype.BF16FromF32(float32(r.NormFloat64() * 2))
+		}
+		if s.Name == "quantize" {
+			x = hostile(r, rows, cols)
+		}
+		b, f := words(x), make([]float64, n)
+		if o.Elem == triton.F32 {
+			b = nil
+		}
+		for i, w := range x {
+			v := dtype.F32FromBF16(w)
+			if f[i] = float64(v); o.Elem == triton.F32 {
+				b = binary.LittleEndian.AppendUint32(b, math.Float32bits(v))
+			}
+		}
+		list, numbers = append(list, b), append(numbers, f)
+	}
+	return list, func(i int) []float64 {
+		v := make([]float64, len(numbers))
+		for k, f := range numbers {
+			v[k] = f[map[string]int{"": i, "rows": i / cols, "cols": i % cols}[s.Operands[k].Along]]
+		}
+		return v
+	}
+}
+
+// matrix gives what a source computes, rounded to bfloat16.
+func matrix(s fused.Source, rows, cols int, at func(i int) []float64) []uint16 {
+	x := make([]uint16, rows*cols*s.Parts)
+	for i := range rows * cols {
+		for p, v := range formulas[s.Name](at(i)) {
+			x[i/cols*cols*s.Parts+p*cols+i%cols] = dtype.BF16FromF32(float32(v))
+		}
+	}
+	return x
+}
+
+// mostFlips is the share of codes that may differ from the codec's, because float32 and float64
+// round to different bfloat16 numbers: their errors are 2^-21 or so, and one in 2^12 numbers is that
+// near to the middle of two.
+const mostFlips = 1e-3
+
+// holdMXFP8 compares codes and scales both ways with the codec's: all bytes of what is only
+// quantized, and all but a few of what is computed first.
+func holdMXFP8(t *testing.T, s fused.Source, got [][]byte, x []uint16, rows, cols int) {
+	t.Helper()
+	want := mxfp8(t, x, rows, cols)
+	for i, b := range [][]byte{got[0], unswizzled(got[1], rows, cols/32), got[2],
+		unswizzled(got[3], cols, rows/32)} {
+		n, first := differ(b, want[i])
+		if n > 0 && (s.Name == "quantize" || float64(n) > mostFlips*float64(len(b))) {
+			t.Errorf("%s, %d×%d: %s: %d of %d bytes differ, the first at %d: %#x, want %#x", s.Name, rows,
+				cols, []string{"codes", "scales", "transposed codes", "transposed scales"}[i], n, len(b), first,
+				b[first], want[i][first])
+		}
+	}
+}
+
+// differ counts the bytes that differ and names the first.
+func differ(got, want []byte) (n, first int) {
+	for i := range want {
+		if got[i] != want[i] {
+			if n++; n == 1 {
+				first = i
+			}
+		}
+	}
+	return n, first
+}
+
+var shapes = [][2]int{{128, 256}, {32, 128}, {96, 384}, {256, 128}, {160, 128}, {128, 512}}
+
+// oddShapes have tiles that lie partly outside, with columns that only sources of one part take.
+var oddShapes = [][2]int{{32, 32}, {96, 160}, {160, 288}}
+
+func TestMXFP8(t *testing.T) {
+	r := rand.New(rand.NewPCG(22, 1))
+	for _, s := range fused.Sources() {
+		t.Run(s.Name, func(t *testing.T) {
+			list := shapes
+			if s.Parts == 1 {
+				list = slices.Concat(shapes, oddShapes)
+			}
+			for _, d := range list {
+				k, err := fused.MXFP8(d[0], d[1], s)
+				if err != nil {
+					t.Fatal(err)
+				}
+				in, at := operands(r, s, d[0], d[1])
+				all := arrays(k, in...)
+				if err := run.Kernel(k, all); err != nil {
+					t.Fatal(err)
+				}
+				holdMXFP8(t, s, all[len(in):], matrix(s, d[0], d[1], at), d[0], d[1]*s.Parts)
+			}
+		})
+	}
+}
+
+// Errors that are planted in a text are found.
+func TestPlantedErrors(t *testing.T) {
+	k, err := fused.MXFP8(96, 160, source(t, "quantize"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	x := hostile(rand.New(rand.NewPCG(22, 2)), 96, 160)
+	for _, c := range []struct{ name, old, new string }{
+		{"index", "dense<160> : tensor<32x1xi32>", "dense<159> : tensor<32x1xi32>"},
+		{"mask", "dense<96> : tensor<32xi32>", "dense<97> : tensor<32xi32>"},
+		{"scale order", "dense<16> : tensor<32x1xi32>", "dense<4> : tensor<32x1xi32>"},
+		{"rounding of scales", "dense<31> : tensor<32x4xi32>", "dense<32> : tensor<32x4xi32>"},
+		{"transposition", "order = array<i32: 1, 0>", "order = array<i32: 0, 1>"},
+	} {
+		bad := *k
+		if bad.Text = strings.Replace(k.Text, c.old, c.new, 1); bad.Text == k.Text {
+			t.Errorf("%s: the text has no %q", c.name, c.old)
+			continue
+		}
+		all := arrays(&bad, words(x))
+		err := run.Kernel(&bad, all)
+		want := mxfp8(t, x, 96, 160)
+		wrong := 0
+		for i, b := range [][]byte{all[1], unswizzled(all[2], 96, 5), all[3], unswizzled(all[4], 160, 3)} {
+			n, _ := differ(b, want[i])
+			wrong += n
+		}
+		t.Logf("%s: %v, %d bytes differ", c.name, err, wrong)
+		if err == nil && wrong == 0 {
+			t.Errorf("%s: the error is not found", c.name)
+		}
+	}
+}

@@ -1,0 +1,97 @@
+package fused
+
+import tt "github.com/deepwell/deepwell/kernels/triton"
+
+// A tile is the part of a matrix [rows, cols] that one program computes: 32 rows, a block of scales
+// high, and 128 or 256 columns.
+type tile struct {
+	b          *tt.Builder
+	rows, cols int      // of the matrix, both multiples of 32
+	wide       int      // columns of the tile
+	row, col   tt.Value // the numbers of its rows and columns, [32] and [wide]
+	masked     bool     // some tiles lie partly outside
+}
+
+// tileRows is the height of tiles: the blocks of MXFP8 along columns, and two of NVFP4.
+const tileRows = 32
+
+// newTile makes the programs of a grid the tiles of a matrix. Beyond the matrix there are tiles for
+// the padding of scales, which are laid out for 128 rows and 4 blocks at a time. Tiles of 32×256
+// with 4 warps and 32×128 with 2 take the same registers and nearly the same instructions;
+// reference/quantize_fusion.md has larger ones, which need more.
+func newTile(b *tt.Builder, rows, cols int) (*tile, tt.Launch) {
+	t := &tile{b: b, rows: rows, cols: cols, wide: 128}
+	warps := 2
+	if cols%256 == 0 { // half the programs
+		t.wide, warps = 256, 4
+	}
+	if rows%tileRows != 0 || cols%32 != 0 || rows == 0 || cols == 0 {
+		b.Fail("blocks of 32 do not divide %d×%d", rows, cols)
+	}
+	t.masked = rows%128 != 0 || cols%t.wide != 0
+	t.row = b.Program(0).Mul(tileRows).Add(b.Range(tileRows))
+	t.col = b.Program(1).Mul(t.wide).Add(b.Range(t.wide))
+	return t, tt.Launch{Grid: [3]int{ceil(rows, 128) * 4, ceil(cols, t.wide), 1}, Warps: warps}
+}
+
+func ceil(n, by int) int { return (n + by - 1) / by }
+
+// place is where elements [len(row), len(col)] stand in a matrix with that many rows and columns:
+// 64 bits wide where the matrix has more elements than 32 bits count.
+func place(row, col tt.Value, rows, cols int) tt.Value {
+	r, c := row.Expand(1), col.Expand(0)
+	if rows*cols >= 1<<31 {
+		r, c = r.To(tt.I64), c.To(tt.I64)
+	}
+	return r.Mul(cols).Add(c)
+}
+
+// inside tells which elements of the tile the matrix has, [32, wide].
+func (t *tile) inside() tt.Value {
+	return t.row.Is("lt", t.rows).Expand(1).And(t.col.Is("lt", t.cols).Expand(0))
+}
+
+// load reads the tile of a matrix of the same shape; zeros outside.
+func (t *tile) load(x tt.Value) tt.Value {
+	p := x.At(place(t.row, t.col, t.rows, t.cols))
+	if t.masked {
+		return t.b.LoadIf(t.inside(), p, 0)
+	}
+	return t.b.Load(p)
+}
+
+// store writes everything, or what a mask lets through where tiles lie partly outside.
+func (t *tile) store(p, v tt.Value, mask func() tt.Value) {
+	if t.masked {
+		t.b.StoreIf(mask(), p, v)
+		return
+	}
+	t.b.Store(p, v)
+}
+
+// perRow reads a number for each row, [32, 1].
+func (t *tile) perRow(x tt.Value) tt.Value {
+	if t.masked {
+		return t.b.LoadIf(t.row.Is("lt", t.rows), x.At(t.row), 0).Expand(1)
+	}
+	return t.b.Load(x.At(t.row)).Expand(1)
+}
+
+// perColumn reads a number for each column, [1, wide].
+func (t *tile) perColumn(x tt.Value) tt.Value {
+	if t.masked {
+		return t.b.LoadIf(t.col.Is("lt", t.cols), x.At(t.col), 0).Expand(0)
+	}
+	return t.b.Load(x.At(t.col)).Expand(0)
+}
+
+// SwizzledShape is the shape of the scales of a matrix of rows and blocks, in the order that tensor
+// cores read them: 512 bytes for 128 rows and 4 blocks, padded with zeros.
+func SwizzledShape(rows, blocks int) []int { return []int{ceil(rows, 128), ceil(blocks, 4), 512} }
+
+// swizzled is where the scale of a row and block stands (PTX ISA, tcgen05 scale factor layout 4X;
+// cuDNN's block-scaled matmul takes the same).
+func swizzled(row, block tt.Value, blocks int) tt.Value {
+	at := row.Div(128).Mul(ceil(blocks, 4) * 512).Add(block.Div(4).Mul(512))
+	return at.Add(row.Rem(32).Mul(16)).Add(row.Rem(128).Div(32).Mul(4)).Add(block.Rem(4))
+}

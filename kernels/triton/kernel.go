@@ -1,0 +1,100 @@
+package triton
+
+import (
+	"fmt"
+	"strings"
+)
+
+// A Launch is how many programs run a kernel, and with how many threads each.
+type Launch struct {
+	Grid   [3]int // programs along x, y and z; 0 is 1
+	Warps  int    // of 32 threads
+	Stages int    // of loops whose loads are started ahead; 0 is 1
+}
+
+// A Kernel is a finished text. Equal kernels have equal texts, which XLA compiles once.
+type Kernel struct {
+	Name string
+	Text string // the module, one line per operation
+	Args []Arg
+	Launch
+	scratch int // bytes for the descriptors of all programs
+}
+
+// Kernel ends the text.
+func (b *Builder) Kernel(l Launch) (*Kernel, error) {
+	if b.err != nil {
+		return nil, b.err
+	}
+	for i, n := range l.Grid {
+		l.Grid[i] = max(n, 1)
+	}
+	l.Stages = max(l.Stages, 1)
+	params := make([]string, len(b.args))
+	for i, a := range b.args {
+		params[i] = fmt.Sprintf("%%%s: %s {tt.divisibility = 16 : i32}", a.Name, spell(a.Elem, true, nil))
+	}
+	text := "module {\n  tt.func public @" + b.name + "(" + join(params) +
+		") attributes {noinline = false} {\n" + b.constants.String() + b.body.String() +
+		"    tt.return\n  }\n}\n"
+	return &Kernel{Name: b.name, Text: text, Args: b.args, Launch: l,
+		scratch: b.scratch * l.Grid[0] * l.Grid[1] * l.Grid[2]}, nil
+}
+
+// Config is the backend_config of the kernel's call in StableHLO.
+func (k *Kernel) Config() string {
+	quoted := strings.NewReplacer(`\`, `\\`, `"`, `\"`, "\n", `\n`).Replace(k.Text)
+	more := ""
+	if k.scratch > 0 {
+		more = fmt.Sprintf(", is_tma_allowed = true, global_scratch_memory_size = %d : i32", k.scratch)
+	}
+	return fmt.Sprintf(`{name = "%s", ir = "%s", num_stages = %d : i32, num_warps = %d : i32, `+
+		`grid_x = %d : i32, grid_y = %d : i32, grid_z = %d : i32, debug = false%s}`, k.Name, quoted,
+		k.Stages, k.Warps, k.Grid[0], k.Grid[1], k.Grid[2], more)
+}
+
+// Module is a StableHLO module that calls the kernel and nothing else.
+func (k *Kernel) Module() string {
+	var params, operands, types, results, layoutsIn, layoutsOut []string
+	for i, a := range k.Args {
+		t := spell(a.Elem, false, a.Shape)
+		order := make([]string, len(a.Shape))
+		for d := range order {
+			order[d] = fmt.Sprint(len(order) - 1 - d)
+		}
+		layout := fmt.Sprintf("dense<[%s]> : tensor<%dxindex>", join(order), len(order))
+		if a.Result {
+			results, layoutsOut = append(results, t), append(layoutsOut, layout)
+			continue
+		}
+		name := fmt.Sprintf("%%a%d", i)
+		params = append(params, name+": "+t)
+		operands, types = append(operands, name), append(types, t)
+		layoutsIn = append(layoutsIn, layout)
+	}
+	visible := len(results)
+	if k.scratch > 0 {
+		results = append(results, fmt.Sprintf("tensor<%dxui8>", k.scratch))
+		layoutsOut = append(layoutsOut, "dense<0> : tensor<1xindex>")
+	}
+	names := make([]string, visible)
+	for i := range names {
+		if names[i] = fmt.Sprintf("%%r#%d", i); len(results) == 1 {
+			names[i] = "%r"
+		}
+	}
+	head := "%r"
+	if len(results) > 1 {
+		head = fmt.Sprintf("%%r:%d", len(results))
+	}
+	var s strings.Builder
+	fmt.Fprintf(&s, "module @%s {\n  func.func @main(%s) -> (%s) {\n", k.Name, join(params),
+		join(results[:visible]))
+	fmt.Fprintf(&s, "    %s = stablehlo.custom_call @__gpu$xla.gpu.triton(%s) {api_version = 4 : i32,\n",
+		head, join(operands))
+	fmt.Fprintf(&s, "      backend_config = %s,\n      operand_layouts = [%s], result_layouts = [%s]}\n",
+		k.Config(), join(layoutsIn), join(layoutsOut))
+	fmt.Fprintf(&s, "      : (%s) -> (%s)\n    return %s : %s\n  }\n}\n", join(types), join(results),
+		join(names), join(results[:visible]))
+	return s.String()
+}
