@@ -47,7 +47,7 @@ var layers = [][]string{
 	{"", "cmd/deepwell", "bench/dispatch", "bench/copy", "bench/aot", "bench/step", "bench/curve",
 		"bench/depth", "bench/overlap", "bench/mesh", "bench/moe", "bench/balance", "bench/accuracy", "bench/memory",
 		"bench/live", "bench/attack", "bench/quantize", "bench/quantizeckpt", "bench/parity", "bench/monitor",
-		"bench/pluginupdate", "bench/context"},
+		"bench/pluginupdate", "bench/context", "bench/kernels"},
 }
 
 // place gives a package's row and its place in the row.

@@ -51,11 +51,14 @@ func (v Value) Expand(axis int) Value {
 }
 
 // Reshape keeps the order of elements, the last dimension fastest.
-func (v Value) Reshape(shape ...int) Value {
+func (v Value) Reshape(shape ...int) Value { return v.reshape("", shape...) }
+
+// reshape is Reshape with a word for the compiler.
+func (v Value) reshape(word string, shape ...int) Value {
 	if count(shape) != count(v.shape) {
 		return v.b.Fail("%s cannot become %v", v.typ(), shape)
 	}
-	return v.b.emit(v.elem, v.ptr, shape, "tt.reshape %s : %s -> %s", v.name, v.typ(),
+	return v.b.emit(v.elem, v.ptr, shape, "tt.reshape %s%s : %s -> %s", v.name, word, v.typ(),
 		spell(v.elem, v.ptr, shape))
 }
 

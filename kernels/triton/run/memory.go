@@ -90,13 +90,17 @@ func (m *machine) store(p, v, mask *block) error {
 
 // places calls f for each element of a block at indices of a descriptor: its number in the block,
 // its place in the array, and whether the array has it.
-func (d *descriptor) places(index []int64, shape []int, f func(i int, at int64, inside bool) error) error {
+func (d *descriptor) places(index []*block, shape []int,
+	f func(i int, at int64, inside bool) error) error {
+	if len(index) != len(shape) || len(shape) != len(d.sizes) {
+		return fmt.Errorf("%d indices of a block %v in %v", len(index), shape, d.sizes)
+	}
 	inner := strides(shape)
 	n := typ{shape: shape}.count()
 	for i := range n {
 		at, inside := d.at, true
 		for k := range shape {
-			x := index[k] + int64(i/inner[k]%shape[k])
+			x := index[k].ints[0] + int64(i/inner[k]%shape[k])
 			at += x * d.strides[k]
 			inside = inside && x >= 0 && x < d.sizes[k]
 		}

@@ -2,6 +2,7 @@ package run
 
 import (
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 )
@@ -43,7 +44,7 @@ func (o *op) attr(name string) (int, bool) {
 func (o *op) list(name string) (list []int) {
 	_, rest, _ := strings.Cut(o.text, name+" = array<i32: ")
 	rest, _, _ = strings.Cut(rest, ">")
-	for _, s := range strings.Split(rest, ", ") {
+	for s := range strings.SplitSeq(rest, ", ") {
 		n, err := strconv.Atoi(s)
 		if err != nil {
 			return nil
@@ -107,7 +108,7 @@ func (p *parser) op(line string) (*op, error) {
 			return nil, fmt.Errorf("a value without an operation")
 		}
 		rest = after
-		for _, n := range strings.Split(names, ", ") {
+		for n := range strings.SplitSeq(names, ", ") {
 			name, times, several := strings.Cut(n, ":")
 			if !several {
 				o.results = append(o.results, name)
@@ -165,14 +166,14 @@ func (p *parser) regions(o *op, rest string) (string, error) {
 		o.params = append(o.params, strings.TrimSpace(rest[:strings.Index(rest, " = ")]))
 		if _, carried, ok := strings.Cut(rest, "iter_args("); ok {
 			carried, _, _ = strings.Cut(carried, ")")
-			for _, pair := range strings.Split(carried, ", ") {
+			for pair := range strings.SplitSeq(carried, ", ") {
 				name, _, _ := strings.Cut(pair, " = ")
 				o.params = append(o.params, name)
 			}
 		}
 	}
 	if head := strings.TrimSpace(p.lines[p.at]); strings.HasPrefix(head, "^bb0(") {
-		for _, part := range strings.Split(strings.TrimSuffix(head[5:], "):"), ", ") {
+		for part := range strings.SplitSeq(strings.TrimSuffix(head[5:], "):"), ", ") {
 			name, _, _ := strings.Cut(part, ":")
 			o.params = append(o.params, name)
 		}
@@ -208,7 +209,7 @@ func (o *op) operands() {
 			end++
 		}
 		name := head[at:end]
-		if !contains(o.params, name) {
+		if !slices.Contains(o.params, name) {
 			o.args = append(o.args, name)
 		}
 		head = head[end:]
@@ -217,20 +218,11 @@ func (o *op) operands() {
 
 func isWord(c byte) bool { return c >= '0' && c <= '9' || c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' }
 
-func contains(list []string, s string) bool {
-	for _, x := range list {
-		if x == s {
-			return true
-		}
-	}
-	return false
-}
-
 // types reads the types behind " : ". The result's is the last: behind an arrow or "to", or the
 // operands' own.
 func (o *op) types() error {
 	at := strings.LastIndex(o.text, " : ")
-	if o.name == "scf.for" || at < 0 {
+	if o.name == "scf.for" || o.name == "tt.make_tensor_descriptor" || at < 0 {
 		return nil
 	}
 	list := o.text[at+3:]
@@ -251,7 +243,7 @@ func (o *op) types() error {
 // readTypes reads a list of types.
 func readTypes(text string) (list []typ, err error) {
 	depth, from := 0, 0
-	text = strings.TrimSpace(strings.NewReplacer("(", "", ")", "", "{", "", "}", "").Replace(text))
+	text = strings.TrimSpace(strings.NewReplacer("(", "", ")", "", "{", "", "}", "", " * ", ", ").Replace(text))
 	for i := 0; i <= len(text); i++ {
 		switch {
 		case i == len(text) || text[i] == ',' && depth == 0:

@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"math"
 	"strings"
+
+	"github.com/deepwell/deepwell/dtype"
 )
 
 // productRules are matrix products and inline PTX.
@@ -11,7 +13,54 @@ var productRules = map[string]rule{
 	"tt.dot": func(_ *machine, _ *op, in []*block) ([]*block, error) {
 		return product(in[0].floats, in[1].floats, in[0].shape, in[1].shape, in[2])
 	},
+	"tt.dot_scaled":             dotScaled,
 	"tt.elementwise_inline_asm": assembly,
+}
+
+// dotScaled multiplies decoded matrices: [m, k] codes with scales [m, k/b], and [k, n] with
+// [n, k/b].
+func dotScaled(_ *machine, o *op, in []*block) ([]*block, error) {
+	x, err := decoded(o, in[0], in[1])
+	if err != nil {
+		return nil, err
+	}
+	y, err := decoded(o, in[2].trans([]int{1, 0}), in[3])
+	if err != nil {
+		return nil, err
+	}
+	y = y.trans([]int{1, 0})
+	return product(x.floats, y.floats, x.shape, y.shape, in[4])
+}
+
+// decoded gives the numbers of codes [m, k], or packed [m, k/2], times the scales of their blocks.
+// Scales of packed codes are E4M3 numbers; others are powers of two.
+func decoded(o *op, codes, scales *block) (*block, error) {
+	m, k := codes.shape[0], codes.shape[1]
+	packed := strings.Contains(o.text, "lhs = e2m1")
+	if packed {
+		k *= 2
+	}
+	out := typ{"f32", "", []int{m, k}}.block()
+	per := k / scales.shape[1]
+	if scales.shape[0] != m || per*scales.shape[1] != k {
+		return nil, fmt.Errorf("scales %v of codes %v", scales.shape, codes.shape)
+	}
+	for i := range out.floats {
+		var f float32
+		if packed {
+			f = dtype.F32FromE2M1(byte(codes.encode(i/2) >> (4 * (i % 2)) & 15))
+		} else {
+			f = codes.floats[i]
+		}
+		s := scales.encode(i/k*scales.shape[1] + i%k/per)
+		if by := dtype.F32FromE8M0(byte(s)); packed {
+			f *= dtype.F32FromE4M3(byte(s))
+		} else {
+			f *= by
+		}
+		out.floats[i] = f
+	}
+	return out, nil
 }
 
 // product is x·y + c in float32, summed in order.
@@ -20,7 +69,7 @@ func product(x, y []float32, sx, sy []int, c *block) ([]*block, error) {
 	if sy[0] != k || c.count() != m*n {
 		return nil, fmt.Errorf("%v times %v", sx, sy)
 	}
-	out := c.typ.block()
+	out := c.block()
 	for i := range m {
 		for j := range n {
 			sum := float64(c.floats[i*n+j])

@@ -29,7 +29,7 @@ func table() map[string]rule {
 	}
 	for name, f := range integers {
 		rules[name] = func(_ *machine, _ *op, in []*block) ([]*block, error) {
-			out := in[0].typ.block()
+			out := in[0].block()
 			for i, x := range in[0].ints {
 				out.ints[i] = wrap(f(x, in[1].ints[i], in[0].elem), in[0].elem)
 			}
@@ -38,7 +38,7 @@ func table() map[string]rule {
 	}
 	for name, f := range floats {
 		rules[name] = func(_ *machine, _ *op, in []*block) ([]*block, error) {
-			out := in[0].typ.block()
+			out := in[0].block()
 			for i, x := range in[0].floats {
 				out.floats[i] = round(f(x, in[1].floats[i]), in[0].elem)
 			}
@@ -47,7 +47,7 @@ func table() map[string]rule {
 	}
 	for name, f := range functions {
 		rules[name] = func(_ *machine, _ *op, in []*block) ([]*block, error) {
-			out := in[0].typ.block()
+			out := in[0].block()
 			for i, x := range in[0].floats {
 				out.floats[i] = round(float32(f(float64(x))), in[0].elem)
 			}
@@ -208,7 +208,7 @@ func compareFloats(_ *machine, o *op, in []*block) ([]*block, error) {
 }
 
 func choose(_ *machine, _ *op, in []*block) ([]*block, error) {
-	out := in[1].typ.block()
+	out := in[1].block()
 	for i := range out.count() {
 		from, c := in[2], in[0].ints[0]
 		if in[0].shape != nil {

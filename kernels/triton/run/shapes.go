@@ -55,6 +55,28 @@ var shapeRules = map[string]rule{
 		out, err := m.load(in[0], in[1], in[2], typ{in[0].elem, "", in[0].shape})
 		return []*block{out}, err
 	},
+	"tt.make_tensor_descriptor": describe,
+	"tt.descriptor_load": func(m *machine, o *op, in []*block) ([]*block, error) {
+		out, d := o.out[0].block(), in[0].desc
+		err := d.places(in[1:], out.shape, func(i int, at int64, inside bool) error {
+			if !inside {
+				return nil
+			}
+			u, err := in[0].array.read(at, m.program)
+			out.decode(i, u)
+			return err
+		})
+		return []*block{out}, err
+	},
+	"tt.descriptor_store": func(m *machine, _ *op, in []*block) ([]*block, error) {
+		v := in[len(in)-1]
+		return nil, in[0].desc.places(in[1:len(in)-1], v.shape, func(i int, at int64, inside bool) error {
+			if !inside {
+				return nil
+			}
+			return in[0].array.write(at, v.encode(i), m.program)
+		})
+	},
 	"tt.store": func(m *machine, _ *op, in []*block) ([]*block, error) {
 		in = append(in, nil)
 		return nil, m.store(in[0], in[1], in[2])
@@ -76,4 +98,15 @@ func reshaped(_ *machine, o *op, in []*block) ([]*block, error) {
 		return nil, fmt.Errorf("%v does not become %v", in[0].shape, o.out[0].shape)
 	}
 	return []*block{in[0].reshape(slices.Clone(o.out[0].shape))}, nil
+}
+
+// describe makes a descriptor of pointer, sizes and strides.
+func describe(_ *machine, _ *op, in []*block) ([]*block, error) {
+	n := len(in) / 2
+	d := &descriptor{at: in[0].ints[0]}
+	for i := range n {
+		d.sizes = append(d.sizes, in[1+i].ints[0])
+		d.strides = append(d.strides, in[1+n+i].ints[0])
+	}
+	return []*block{{typ: typ{elem: in[0].elem, kind: "desc"}, array: in[0].array, desc: d}}, nil
 }

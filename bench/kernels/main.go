@@ -1,0 +1,238 @@
+// Command kernels compiles our own kernels for each target without a GPU and lists what ptxas made
+// of them: registers, spills, shared memory, instructions per element and the instructions of tensor
+// cores. With -o it writes the table that a test holds the kernels to.
+package main
+
+import (
+	"bytes"
+	"context"
+	"debug/elf"
+	"encoding/csv"
+	"errors"
+	"flag"
+	"fmt"
+	"os"
+	"os/exec"
+	"path/filepath"
+	"regexp"
+	"slices"
+	"strconv"
+	"strings"
+
+	"github.com/deepwell/deepwell/dtype"
+	"github.com/deepwell/deepwell/engine"
+	"github.com/deepwell/deepwell/kernels/fused"
+	"github.com/deepwell/deepwell/kernels/triton"
+	"github.com/deepwell/deepwell/machine"
+	"github.com/deepwell/deepwell/plugin"
+	"github.com/deepwell/deepwell/program"
+)
+
+func main() {
+	targets := flag.String("targets", "b200,gb300,rtx6000pro", "GPUs to compile for")
+	out := flag.String("o", "", "file to write the table to")
+	flag.Parse()
+	rows, err := measure(context.Background(), strings.Split(*targets, ","))
+	if err == nil {
+		fmt.Print(string(table(rows)))
+		if *out != "" {
+			err = os.WriteFile(*out, table(rows), 0o666)
+		}
+	}
+	if err != nil {
+		fmt.Fprintln(os.Stderr, "kernels:", err)
+		os.Exit(1)
+	}
+}
+
+// A kernel is printed for a target, in the shape of a Llama 70B layer or of DeepSeek-V3's experts.
+type kernel struct {
+	name     string
+	elements int // of its results, that instructions are counted by; 0 for products
+	print    func(gpu string) (*triton.Kernel, error)
+}
+
+// kernels are all that are measured.
+func kernels() (list []kernel) {
+	const rows, cols = 8192, 8192
+	for _, s := range fused.Sources() {
+		list = append(list, kernel{s.Name + " mxfp8", rows * cols * s.Parts,
+			func(string) (*triton.Kernel, error) { return fused.MXFP8(rows, cols, s) }})
+	}
+	for _, f := range []dtype.Format{"", dtype.MXFP8, dtype.NVFP4} {
+		g := fused.Group{Rows: 16384, Out: 4096, In: 7168, Experts: 8, Format: f}
+		name := string(f)
+		if name == "" {
+			name = "bf16"
+		}
+		list = append(list, kernel{"grouped " + name, 0, func(gpu string) (*triton.Kernel, error) {
+			g.Small = gpu == "rtx6000pro"
+			return g.Kernel()
+		}})
+		if f != dtype.NVFP4 {
+			list = append(list, kernel{"grouped dw " + name, 0, func(gpu string) (*triton.Kernel, error) {
+				g.Small = gpu == "rtx6000pro"
+				return g.WeightGrad()
+			}})
+		}
+	}
+	return list
+}
+
+// A row is what became of a kernel on a target.
+type row struct {
+	kernel, target    string
+	registers, spills int // spills in bytes
+	shared            int // bytes
+	perElement        float64
+	products          string // instructions of tensor cores
+}
+
+var header = []string{"kernel", "target", "registers", "spill bytes", "shared bytes",
+	"instructions per element", "tensor cores"}
+
+func (r row) fields() []string {
+	return []string{r.kernel, r.target, strconv.Itoa(r.registers), strconv.Itoa(r.spills),
+		strconv.Itoa(r.shared), fmt.Sprintf("%.1f", r.perElement), r.products}
+}
+
+// table prints rows as CSV.
+func table(rows []row) []byte {
+	var b bytes.Buffer
+	t := csv.NewWriter(&b)
+	_ = t.Write(header)
+	for _, r := range rows {
+		_ = t.Write(r.fields())
+	}
+	t.Flush()
+	return b.Bytes()
+}
+
+// measure compiles all kernels for all targets.
+func measure(ctx context.Context, targets []string) (rows []row, err error) {
+	c, err := engine.OpenCompiler(ctx, engine.Options{WithoutCuDNN: true})
+	if err != nil {
+		return nil, err
+	}
+	defer c.Close()
+	dir, err := plugin.DefaultDir(os.Getenv)
+	if err != nil {
+		return nil, err
+	}
+	bundle, err := plugin.Open(ctx, dir, "cuda13")
+	if err != nil {
+		return nil, err
+	}
+	ptxas := filepath.Join(bundle.DataDir, "bin", "ptxas")
+	for _, k := range kernels() {
+		for _, gpu := range targets {
+			r, err := compile(ctx, c, ptxas, k, gpu)
+			if err != nil {
+				return nil, fmt.Errorf("%s for %s: %w", k.name, gpu, err)
+			}
+			rows = append(rows, r)
+		}
+	}
+	return rows, nil
+}
+
+// compile lets XLA compile a kernel and dump its PTX, and asks ptxas about it.
+func compile(ctx context.Context, c *engine.Compiler, ptxas string, k kernel, gpu string) (r row, err error) {
+	text, err := k.print(gpu)
+	if err != nil {
+		return r, err
+	}
+	cluster, err := machine.ParseCluster("1x" + gpu)
+	if err != nil {
+		return r, err
+	}
+	dir, err := os.MkdirTemp("", "kernels")
+	if err != nil {
+		return r, err
+	}
+	defer func() { err = errors.Join(err, os.RemoveAll(dir)) }()
+	m := &program.FromText(text.Name, text.Module(), 1).Modules[0]
+	m.Flags = map[string]any{"xla_dump_to": dir, "xla_dump_emitter_re": "ptx"}
+	if _, err := c.Compile(ctx, m, cluster); err != nil {
+		return r, err
+	}
+	found, err := filepath.Glob(filepath.Join(dir, "*.ptx"))
+	if err != nil || len(found) != 1 {
+		return r, fmt.Errorf("%d PTX files", len(found))
+	}
+	ptx, err := os.ReadFile(found[0])
+	if err != nil {
+		return r, err
+	}
+	r = row{kernel: k.name, target: gpu, products: products(string(ptx))}
+	cubin := filepath.Join(dir, "kernel.cubin")
+	said, err := exec.CommandContext(ctx, ptxas, "-v", "--gpu-name", target(string(ptx)), found[0], "-o",
+		cubin).CombinedOutput()
+	if err != nil {
+		return r, fmt.Errorf("ptxas: %w\n%s", err, said)
+	}
+	r.registers = number(said, `Used (\d+) registers`)
+	r.spills = number(said, `(\d+) bytes spill stores`) + number(said, `(\d+) bytes spill loads`)
+	if r.shared, err = launched(dir); err != nil {
+		return r, err
+	}
+	n, err := instructions(cubin, text.Name)
+	if k.elements > 0 {
+		programs := text.Grid[0] * text.Grid[1] * text.Grid[2]
+		r.perElement = float64(n*text.Warps*32*programs) / float64(k.elements)
+	}
+	return r, err
+}
+
+// launched is the shared memory that XLA launches the kernel with, by its list of thunks.
+func launched(dir string) (int, error) {
+	found, err := filepath.Glob(filepath.Join(dir, "*thunk_sequence.txt"))
+	if err != nil || len(found) != 1 {
+		return 0, fmt.Errorf("%d lists of thunks", len(found))
+	}
+	text, err := os.ReadFile(found[0])
+	return number(text, `shared_memory: (\d+) bytes`), err
+}
+
+// target is the architecture that PTX is for.
+func target(ptx string) string {
+	return regexp.MustCompile(`\.target (\w+)`).FindStringSubmatch(ptx)[1]
+}
+
+func number(text []byte, pattern string) int {
+	m := regexp.MustCompile(pattern).FindSubmatch(text)
+	if m == nil {
+		return 0
+	}
+	n, _ := strconv.Atoi(string(m[1]))
+	return n
+}
+
+// mma finds products on tensor cores, copies of scales to tensor memory, and copies of blocks by TMA.
+var mma = regexp.MustCompile(`(?m)^\s*(?:@\S+ )?(tcgen05\.mma|tcgen05\.cp|mma\.sync|cp\.async\.bulk\.tensor)` +
+	`\S*?(kind::[\w.:]+|kind::\w+|\.f32\.\w+\.\w+\.f32\S*|\.\dd\.\w+|\s)`)
+
+// products lists the instructions of tensor cores and of their copies, each once.
+func products(ptx string) string {
+	var list []string
+	for _, m := range mma.FindAllStringSubmatch(ptx, -1) {
+		if name := strings.TrimSpace(m[1] + " " + strings.Trim(m[2], ". ")); !slices.Contains(list, name) {
+			list = append(list, name)
+		}
+	}
+	return strings.Join(list, "; ")
+}
+
+// instructions counts what a program executes if it has no loop: each is 16 bytes long.
+func instructions(cubin, name string) (int, error) {
+	f, err := elf.Open(cubin)
+	if err != nil {
+		return 0, err
+	}
+	defer func() { _ = f.Close() }()
+	s := f.Section(".text." + name)
+	if s == nil {
+		return 0, fmt.Errorf("the cubin has no section .text.%s", name)
+	}
+	return int(s.Size / 16), nil
+}
