@@ -1,6 +1,6 @@
 // Command kernels compiles our own kernels for each target without a GPU and lists what ptxas made
-// of them: registers, spills, shared memory, instructions per element and the instructions of tensor
-// cores. With -o it writes the table that a test holds the kernels to.
+// of them: registers, spills, shared memory, instructions per element, and the instructions of
+// tensor cores. With -o it writes the table that a test holds the kernels to.
 package main
 
 import (
@@ -48,7 +48,7 @@ func main() {
 // A kernel is printed for a target, in the shape of a Llama 70B layer or of DeepSeek-V3's experts.
 type kernel struct {
 	name     string
-	elements int // of its results, that instructions are counted by; 0 for products
+	elements int // of its results, that instructions are counted by; 0 for GEMMs
 	print    func(gpu string) (*triton.Kernel, error)
 }
 
@@ -85,7 +85,7 @@ type row struct {
 	registers, spills int // spills in bytes
 	shared            int // bytes
 	perElement        float64
-	products          string // instructions of tensor cores
+	tensorCores       string // their instructions
 }
 
 var header = []string{"kernel", "target", "registers", "spill bytes", "shared bytes",
@@ -93,7 +93,7 @@ var header = []string{"kernel", "target", "registers", "spill bytes", "shared by
 
 func (r row) fields() []string {
 	return []string{r.kernel, r.target, strconv.Itoa(r.registers), strconv.Itoa(r.spills),
-		strconv.Itoa(r.shared), fmt.Sprintf("%.1f", r.perElement), r.products}
+		strconv.Itoa(r.shared), fmt.Sprintf("%.1f", r.perElement), r.tensorCores}
 }
 
 // table prints rows as CSV.
@@ -137,7 +137,8 @@ func measure(ctx context.Context, targets []string) (rows []row, err error) {
 }
 
 // compile lets XLA compile a kernel and dump its PTX, and asks ptxas about it.
-func compile(ctx context.Context, c *engine.Compiler, ptxas string, k kernel, gpu string) (r row, err error) {
+func compile(ctx context.Context, c *engine.Compiler, ptxas string, k kernel,
+	gpu string) (r row, err error) {
 	text, err := k.print(gpu)
 	if err != nil {
 		return r, err
@@ -164,10 +165,10 @@ func compile(ctx context.Context, c *engine.Compiler, ptxas string, k kernel, gp
 	if err != nil {
 		return r, err
 	}
-	r = row{kernel: k.name, target: gpu, products: products(string(ptx))}
+	r = row{kernel: k.name, target: gpu, tensorCores: tensorCores(string(ptx))}
 	cubin := filepath.Join(dir, "kernel.cubin")
-	said, err := exec.CommandContext(ctx, ptxas, "-v", "--gpu-name", target(string(ptx)), found[0], "-o",
-		cubin).CombinedOutput()
+	said, err := exec.CommandContext(ctx, ptxas, "-v", "--gpu-name", target(string(ptx)), found[0],
+		"-o", cubin).CombinedOutput()
 	if err != nil {
 		return r, fmt.Errorf("ptxas: %w\n%s", err, said)
 	}
@@ -208,15 +209,17 @@ func number(text []byte, pattern string) int {
 	return n
 }
 
-// mma finds products on tensor cores, copies of scales to tensor memory, and copies of blocks by TMA.
-var mma = regexp.MustCompile(`(?m)^\s*(?:@\S+ )?(tcgen05\.mma|tcgen05\.cp|mma\.sync|cp\.async\.bulk\.tensor)` +
+// mma finds GEMMs on tensor cores, copies of scales to tensor memory, and copies of blocks by TMA.
+var mma = regexp.MustCompile(`(?m)^\s*(?:@\S+ )?` +
+	`(tcgen05\.mma|tcgen05\.cp|mma\.sync|cp\.async\.bulk\.tensor)` +
 	`\S*?(kind::[\w.:]+|kind::\w+|\.f32\.\w+\.\w+\.f32\S*|\.\dd\.\w+|\s)`)
 
-// products lists the instructions of tensor cores and of their copies, each once.
-func products(ptx string) string {
+// tensorCores lists the instructions of tensor cores and of their copies, each once.
+func tensorCores(ptx string) string {
 	var list []string
 	for _, m := range mma.FindAllStringSubmatch(ptx, -1) {
-		if name := strings.TrimSpace(m[1] + " " + strings.Trim(m[2], ". ")); !slices.Contains(list, name) {
+		name := strings.TrimSpace(m[1] + " " + strings.Trim(m[2], ". "))
+		if !slices.Contains(list, name) {
 			list = append(list, name)
 		}
 	}

@@ -10,7 +10,7 @@ import (
 type Group struct {
 	Rows, Out, In int // y [Rows, Out] = x [Rows, In] · w[expert] [Out, In]ᵀ
 	Experts       int
-	// Format is that of both operands: "" for bfloat16, dtype.MXFP8 or dtype.NVFP4, whose tensor
+	// Format is what both operands are in: "" for bfloat16, dtype.MXFP8 or dtype.NVFP4, whose tensor
 	// scales are the caller's.
 	Format dtype.Format
 	// Small tiles fit GPUs without tensor memory, whose sums are in registers (rtx6000pro).

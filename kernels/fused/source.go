@@ -95,7 +95,9 @@ const (
 	geluCubic = 0.044715
 )
 
-func geluInner(g tt.Value) tt.Value { return g.Mul(g).Mul(geluCubic).Add(1.0).Mul(g).Mul(geluScale) }
+func geluInner(g tt.Value) tt.Value {
+	return g.Mul(g).Mul(geluCubic).Add(1.0).Mul(g).Mul(geluScale)
+}
 
 // sigmoid is ½ tanh(x/2) + ½ by one instruction, whose relative error is 2^-11 (PTX ISA,
 // tanh.approx.f32): an eighth of what the rounding to bfloat16 behind it may be off.

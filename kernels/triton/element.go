@@ -75,24 +75,22 @@ func (v Value) like(x any) Value {
 	return v.b.constant(x, v.elem, v.shape)
 }
 
-// match gives both operands one shape.
+// match gives both operands one shape: a scalar takes the other's, and so does a dimension of 1.
 func match(x, y Value) (a, c Value) {
-	if slices.Equal(x.shape, y.shape) {
+	switch {
+	case slices.Equal(x.shape, y.shape):
 		return x, y
+	case x.shape == nil:
+		return x.Broadcast(y.shape...), y
+	case y.shape == nil:
+		return x, y.Broadcast(x.shape...)
+	case len(x.shape) != len(y.shape):
+		e := x.b.Fail("shapes are %v and %v", x.shape, y.shape)
+		return e, e
 	}
-	shape := x.shape
-	if len(y.shape) > len(shape) {
-		shape = y.shape
-	}
-	shape = slices.Clone(shape)
-	for _, s := range [][]int{x.shape, y.shape} {
-		if s != nil && len(s) != len(shape) {
-			e := x.b.Fail("shapes are %v and %v", x.shape, y.shape)
-			return e, e
-		}
-		for i, n := range s {
-			shape[i] = max(shape[i], n)
-		}
+	shape := slices.Clone(x.shape)
+	for i, n := range y.shape {
+		shape[i] = max(shape[i], n)
 	}
 	return x.Broadcast(shape...), y.Broadcast(shape...)
 }
@@ -182,17 +180,15 @@ func (v Value) Select(cond Value, x any) Value {
 	if cond.elem != I1 {
 		return v.b.Fail("a condition of %s", cond.typ())
 	}
-	cond, a = match3(cond, a)
-	_, c = match3(cond, c)
+	cond, a = match(cond, a)
+	_, c = match(cond, c)
 	t := cond.typ() + ", " + a.typ()
 	if cond.shape == nil {
 		t = a.typ()
 	}
-	return v.b.emit(a.elem, false, a.shape, "arith.select %s, %s, %s : %s", cond.name, a.name, c.name, t)
+	return v.b.emit(a.elem, false, a.shape, "arith.select %s, %s, %s : %s", cond.name,
+		a.name, c.name, t)
 }
-
-// match3 gives a condition and an operand one shape.
-func match3(cond, v Value) (c, w Value) { return match(cond, v) }
 
 // To converts between floats, or between integers with signs, or from one to the other; to E4M3 and
 // E5M2 to the nearest, saturating.
@@ -231,7 +227,8 @@ func (v Value) Bits(e Elem) Value {
 	if e.Bits() != v.elem.Bits() {
 		return v.b.Fail("%s has not the size of %s", e, v.elem)
 	}
-	return v.b.emit(e, false, v.shape, "tt.bitcast %s : %s -> %s", v.name, v.typ(), spell(e, false, v.shape))
+	return v.b.emit(e, false, v.shape, "tt.bitcast %s : %s -> %s", v.name, v.typ(),
+		spell(e, false, v.shape))
 }
 
 // math prints a function of one float.
@@ -264,6 +261,6 @@ func (b *Builder) asm(ptx, constraints string, pack int, e Elem, in []Value) Val
 		list[i], types[i] = v.name, v.typ()
 	}
 	return b.emit(e, false, in[0].shape, "tt.elementwise_inline_asm %q "+
-		"{constraints = %q, packed_element = %d : i32, pure = true} %s : %s -> %s", ptx, constraints, pack,
-		join(list), join(types), spell(e, false, in[0].shape))
+		"{constraints = %q, packed_element = %d : i32, pure = true} %s : %s -> %s", ptx, constraints,
+		pack, join(list), join(types), spell(e, false, in[0].shape))
 }

@@ -90,10 +90,10 @@ func (k *Kernel) Module() string {
 	var s strings.Builder
 	fmt.Fprintf(&s, "module @%s {\n  func.func @main(%s) -> (%s) {\n", k.Name, join(params),
 		join(results[:visible]))
-	fmt.Fprintf(&s, "    %s = stablehlo.custom_call @__gpu$xla.gpu.triton(%s) {api_version = 4 : i32,\n",
-		head, join(operands))
-	fmt.Fprintf(&s, "      backend_config = %s,\n      operand_layouts = [%s], result_layouts = [%s]}\n",
-		k.Config(), join(layoutsIn), join(layoutsOut))
+	fmt.Fprintf(&s, "    %s = stablehlo.custom_call @__gpu$xla.gpu.triton(%s) "+
+		"{api_version = 4 : i32,\n      backend_config = %s,\n", head, join(operands), k.Config())
+	fmt.Fprintf(&s, "      operand_layouts = [%s], result_layouts = [%s]}\n", join(layoutsIn),
+		join(layoutsOut))
 	fmt.Fprintf(&s, "      : (%s) -> (%s)\n    return %s : %s\n  }\n}\n", join(types), join(results),
 		join(names), join(results[:visible]))
 	return s.String()

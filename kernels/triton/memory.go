@@ -5,18 +5,8 @@ func (v Value) At(offset Value) Value {
 	if !v.ptr {
 		return v.b.Fail("%s is no pointer", v.typ())
 	}
-	shape := offset.shape
-	p := v
-	if len(v.shape) > 0 {
-		a, c := match(Value{v.b, v.name, I32, v.shape, false}, Value{v.b, offset.name, I32, offset.shape, false})
-		if shape = a.shape; len(c.shape) > len(shape) {
-			shape = c.shape
-		}
-	}
-	if shape != nil {
-		p, offset = p.Broadcast(shape...), offset.Broadcast(shape...)
-	}
-	return v.b.emit(v.elem, true, shape, "tt.addptr %s, %s : %s, %s", p.name, offset.name, p.typ(),
+	p, offset := match(v, offset)
+	return v.b.emit(v.elem, true, p.shape, "tt.addptr %s, %s : %s, %s", p.name, offset.name, p.typ(),
 		offset.typ())
 }
 
@@ -32,7 +22,8 @@ func (b *Builder) Load(p Value) Value {
 func (b *Builder) LoadIf(mask, p Value, other any) Value {
 	o := b.constant(other, p.elem, p.shape)
 	mask = mask.Broadcast(p.shape...)
-	return b.emit(p.elem, false, p.shape, "tt.load %s, %s, %s : %s", p.name, mask.name, o.name, p.typ())
+	return b.emit(p.elem, false, p.shape, "tt.load %s, %s, %s : %s", p.name, mask.name, o.name,
+		p.typ())
 }
 
 // Store writes elements to where pointers point. No two programs may write to one place.

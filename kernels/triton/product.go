@@ -57,8 +57,8 @@ func (d Descriptor) at(index []Value) string {
 
 // Load reads the block whose first element has these indices.
 func (d Descriptor) Load(index ...Value) Value {
-	return d.b.emit(d.elem, false, d.block, "tt.descriptor_load %s%s : !tt.tensordesc<%s> -> %s", d.name,
-		d.at(index), d.inner(), spell(d.elem, false, d.block))
+	return d.b.emit(d.elem, false, d.block, "tt.descriptor_load %s%s : !tt.tensordesc<%s> -> %s",
+		d.name, d.at(index), d.inner(), spell(d.elem, false, d.block))
 }
 
 // Store writes a block.
@@ -72,8 +72,9 @@ func (d Descriptor) Store(v Value, index ...Value) {
 
 // Dot is v·w + sum, of matrices [m, k] and [k, n] on tensor cores.
 func (v Value) Dot(w, sum Value) Value {
-	return v.b.emit(F32, false, sum.shape, "tt.dot %s, %s, %s, inputPrecision = tf32 : %s * %s -> %s", v.name, w.name, sum.name,
-		v.typ(), w.typ(), sum.typ())
+	return v.b.emit(F32, false, sum.shape,
+		"tt.dot %s, %s, %s, inputPrecision = tf32 : %s * %s -> %s", v.name, w.name, sum.name, v.typ(),
+		w.typ(), sum.typ())
 }
 
 // A Scaled is a block of codes with the scales of their blocks: [m, k] and [m, k/32] bytes, or
@@ -84,8 +85,8 @@ type Scaled struct{ Codes, Scales Value }
 func (b *Builder) DotScaled(v, w Scaled, sum Value, codes string) Value {
 	return b.emit(F32, false, sum.shape,
 		"tt.dot_scaled %s scale %s, %s scale %s, %s lhs = %s rhs = %s {fastMath = false} : "+
-			"%s, %s * %s, %s -> %s", v.Codes.name, v.Scales.name, w.Codes.name, w.Scales.name, sum.name, codes,
-		codes, v.Codes.typ(), v.Scales.typ(), w.Codes.typ(), w.Scales.typ(), sum.typ())
+			"%s, %s * %s, %s -> %s", v.Codes.name, v.Scales.name, w.Codes.name, w.Scales.name, sum.name,
+		codes, codes, v.Codes.typ(), v.Scales.typ(), w.Codes.typ(), w.Scales.typ(), sum.typ())
 }
 
 // If does something where a scalar condition holds.

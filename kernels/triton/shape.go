@@ -18,8 +18,8 @@ func (b *Builder) Range(n int) Value {
 	if n&(n-1) != 0 {
 		return b.Fail("a block of %d, which is no power of two", n)
 	}
-	return b.emit(I32, false, []int{n}, "tt.make_range {end = %d : i32, start = 0 : i32} : tensor<%d%s>", n,
-		n, "xi32")
+	return b.emit(I32, false, []int{n}, "tt.make_range {end = %d : i32, start = 0 : i32} : %s", n,
+		spell(I32, false, []int{n}))
 }
 
 // Full is a block of one number.
@@ -46,8 +46,8 @@ func (v Value) Broadcast(shape ...int) Value {
 // Expand inserts a dimension of size 1: [n] becomes [n, 1] with axis 1, and [1, n] with axis 0.
 func (v Value) Expand(axis int) Value {
 	shape := slices.Insert(slices.Clone(v.shape), axis, 1)
-	return v.b.emit(v.elem, v.ptr, shape, "tt.expand_dims %s {axis = %d : i32} : %s -> %s", v.name, axis,
-		v.typ(), spell(v.elem, v.ptr, shape))
+	return v.b.emit(v.elem, v.ptr, shape, "tt.expand_dims %s {axis = %d : i32} : %s -> %s", v.name,
+		axis, v.typ(), spell(v.elem, v.ptr, shape))
 }
 
 // Reshape keeps the order of elements, the last dimension fastest.
@@ -77,8 +77,8 @@ func (v Value) Trans(order ...int) Value {
 		shape[i] = v.shape[k]
 	}
 	list := strings.Trim(strings.ReplaceAll(fmt.Sprint(order), " ", ", "), "[]")
-	return v.b.emit(v.elem, v.ptr, shape, "tt.trans %s {order = array<i32: %s>} : %s -> %s", v.name, list,
-		v.typ(), spell(v.elem, v.ptr, shape))
+	return v.b.emit(v.elem, v.ptr, shape, "tt.trans %s {order = array<i32: %s>} : %s -> %s", v.name,
+		list, v.typ(), spell(v.elem, v.ptr, shape))
 }
 
 // Split takes a last dimension of 2 apart.
@@ -125,7 +125,9 @@ func (v Value) Largest(axis int) Value {
 }
 
 // Sum adds all elements along an axis.
-func (v Value) Sum(axis int) Value { return v.Reduce(axis, func(x, y Value) Value { return x.Add(y) }) }
+func (v Value) Sum(axis int) Value {
+	return v.Reduce(axis, func(x, y Value) Value { return x.Add(y) })
+}
 
 // For counts from one number up to another, which it does not reach. Body gets what the round
 // before gave, at first carried, and gives the same number of values of the same types.
@@ -154,8 +156,8 @@ func (b *Builder) For(from, to, step Value, carried []Value,
 		}
 		tail = " iter_args(" + join(pairs) + ") -> (" + join(types) + ")"
 	}
-	b.line("%sscf.for %s = %s to %s step %s%s : %s {", head, i.name, from.name, to.name, step.name, tail,
-		from.elem)
+	b.line("%sscf.for %s = %s to %s step %s%s : %s {", head, i.name, from.name, to.name, step.name,
+		tail, from.elem)
 	b.depth++
 	got := body(i, in)
 	if len(got) != len(carried) {

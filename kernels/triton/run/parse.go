@@ -216,7 +216,9 @@ func (o *op) operands() {
 	}
 }
 
-func isWord(c byte) bool { return c >= '0' && c <= '9' || c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z' }
+func isWord(c byte) bool {
+	return c >= '0' && c <= '9' || c >= 'a' && c <= 'z' || c >= 'A' && c <= 'Z'
+}
 
 // types reads the types behind " : ". The result's is the last: behind an arrow or "to", or the
 // operands' own.
@@ -243,7 +245,8 @@ func (o *op) types() error {
 // readTypes reads a list of types.
 func readTypes(text string) (list []typ, err error) {
 	depth, from := 0, 0
-	text = strings.TrimSpace(strings.NewReplacer("(", "", ")", "", "{", "", "}", "", " * ", ", ").Replace(text))
+	plain := strings.NewReplacer("(", "", ")", "", "{", "", "}", "", " * ", ", ")
+	text = strings.TrimSpace(plain.Replace(text))
 	for i := 0; i <= len(text); i++ {
 		switch {
 		case i == len(text) || text[i] == ',' && depth == 0:

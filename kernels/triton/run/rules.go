@@ -85,7 +85,9 @@ var integers = map[string]func(x, y int64, elem string) int64{
 		}
 		return x % y
 	},
-	"tt.mulhiui": func(x, y int64, _ string) int64 { return int64(uint64(uint32(x)) * uint64(uint32(y)) >> 32) },
+	"tt.mulhiui": func(x, y int64, _ string) int64 {
+		return int64(uint64(uint32(x)) * uint64(uint32(y)) >> 32)
+	},
 }
 
 var floats = map[string]func(x, y float32) float32{

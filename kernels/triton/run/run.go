@@ -33,7 +33,8 @@ func Kernel(k *triton.Kernel, arrays [][]byte) error {
 		list[i] = &array{name: a.Name, elem: string(a.Elem), data: arrays[i], result: a.Result}
 		n := typ{shape: a.Shape}.count()
 		if int64(n) != list[i].size() {
-			return fmt.Errorf("kernel %s: %s has %d elements, of %v", k.Name, a.Name, list[i].size(), a.Shape)
+			return fmt.Errorf("kernel %s: %s has %d elements, of %v", k.Name, a.Name,
+				list[i].size(), a.Shape)
 		}
 		if a.Result {
 			list[i].writer = make([]int32, n)

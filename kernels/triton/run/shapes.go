@@ -33,7 +33,9 @@ var shapeRules = map[string]rule{
 	},
 	"tt.split": func(_ *machine, _ *op, in []*block) ([]*block, error) {
 		n := len(in[0].shape) - 1
-		half := func(k int) *block { return in[0].take(in[0].shape[:n], func(i int) int { return 2*i + k }) }
+		half := func(k int) *block {
+			return in[0].take(in[0].shape[:n], func(i int) int { return 2*i + k })
+		}
 		return []*block{half(0), half(1)}, nil
 	},
 	"tt.join": func(_ *machine, o *op, in []*block) ([]*block, error) {
