@@ -28,6 +28,7 @@ type entry struct {
 	parts []dim // major first, where it was split
 	want  int   // rank among houseNames, or len(houseNames)
 	from  dim   // whose name it has if it wants none, or -1
+	param bool  // of a parameter
 }
 
 // houseNames are the names that mean something, those that win first.
@@ -108,6 +109,7 @@ func (t *table) unite(a, b dim) {
 		a, b = b, a
 	}
 	t.all[b].same, t.changed = a, true
+	t.all[a].param = t.all[a].param || t.all[b].param
 	t.all[a].want = min(t.all[a].want, t.all[b].want)
 	for pair := range t.together {
 		if pair[0] == b {

@@ -295,6 +295,7 @@ func (m *maker) stored(s pt2.Spec, made map[string]*tensor) (*tensor, error) {
 	out := &tensor{param: true, buffer: s.Kind == pt2.Buffer}
 	for i, n := range have.Dims {
 		d := m.dims.dim(name+string(rune('0'+i)), n, "", -1)
+		m.dims.all[m.dims.root(d)].param = true
 		a := axis{size: n}
 		for _, leaf := range m.dims.leaves(d) {
 			a.dims = append(a.dims, leaf)

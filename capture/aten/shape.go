@@ -420,6 +420,16 @@ func (m *maker) sliced(x *tensor, i int, from, to, step int64, key string) *tens
 func chunks(m *maker, n *node) []*tensor {
 	x := n.tensor("self")
 	i := x.at(n.int("dim", 0))
+	equal := true
+	for k := range n.Outputs {
+		equal = equal && n.out(k)[i] == n.out(0)[i]
+	}
+	if a := x.axes[i]; equal && len(n.Outputs) > 1 && x.known == nil && !x.param &&
+		len(a.dims) == 1 && m.dims.all[a.dims[0]].param {
+		// Weights side by side, as of queries, keys and values: they are one axis more, so that each is
+		// sharded like the others.
+		x = m.apart(x, a.dims[0], n.out(0)[i])
+	}
 	var list []*tensor
 	from := int64(0)
 	for k := range n.Outputs {
