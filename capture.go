@@ -13,7 +13,7 @@ import (
 
 // A CaptureJob is which model to look at, and how closely.
 type CaptureJob struct {
-	Source string // a preset, folder, config.json, or hf:ORG/NAME
+	Source string // a preset, folder, config.json, *.pt2, or hf:ORG/NAME
 	// Seq and Batch are tokens in a sequence, and sequences, of the graph; work is counted for
 	// sequences of that length. 0 are 8,192, or the context if that is shorter, and 1.
 	Seq, Batch int64
@@ -59,7 +59,7 @@ func (e *Env) Capture(ctx context.Context, job CaptureJob) (*capture.Summary, er
 		})
 	}
 	if job.Graph != "" {
-		v.pass("write the graph", func() error { return writeGraph(m.Config, s.Seq, job) })
+		v.pass("write the graph", func() error { return writeGraph(m.Trained(), s.Seq, job) })
 	}
 	return s, v.err
 }
@@ -68,7 +68,7 @@ func (e *Env) Capture(ctx context.Context, job CaptureJob) (*capture.Summary, er
 const quickScan = 4 << 30
 
 // writeGraph writes the forward pass and loss as text, which reads as mathematics.
-func writeGraph(c *model.Config, seq int64, job CaptureJob) error {
+func writeGraph(c model.Model, seq int64, job CaptureJob) error {
 	g, err := c.Graph(model.Shape{Batch: max(1, job.Batch), Seq: seq, Elem: dtype.BF16})
 	if err != nil {
 		return err

@@ -14,6 +14,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/deepwell/deepwell/capture"
 	"github.com/deepwell/deepwell/diag"
 	"github.com/deepwell/deepwell/engine"
 	"github.com/deepwell/deepwell/internal/isolate"
@@ -110,7 +111,19 @@ func readSource(job CompileJob, c machine.Cluster) (*source, error) {
 		if err != nil {
 			return nil, err
 		}
-		return stepOf(p, c, job)
+		if p.Config == nil {
+			return nil, diag.New(diag.ModelUnknown, "the sizes of %s are not public", p.Name).
+				Try("deepwell models lists what is known; or give the folder of a config.json")
+		}
+		return stepOf(p.Name, p.Config, c, job)
+	}
+	if filepath.Ext(job.Source) == ".pt2" {
+		m, err := capture.Open(job.Source, capture.Options{})
+		if err != nil {
+			return nil, err
+		}
+		defer func() { _ = m.Close() }()
+		return stepOf(m.Name, m.Trained(), c, job)
 	}
 	if job.Seq != 0 || job.Batch != 0 {
 		return nil, diag.New(diag.BadUsage, "%s has its own sequence length and batch", job.Source).

@@ -3,6 +3,7 @@ package deepwell
 import (
 	"cmp"
 	"context"
+	"errors"
 	"os"
 	"path/filepath"
 	"slices"
@@ -15,6 +16,7 @@ import (
 	"github.com/deepwell/deepwell/ir"
 	"github.com/deepwell/deepwell/model"
 	"github.com/deepwell/deepwell/quantize"
+	"github.com/deepwell/deepwell/safetensors"
 )
 
 // An ExportJob is what to write as a Hugging Face folder.
@@ -63,6 +65,12 @@ func (e *Env) Export(ctx context.Context, job ExportJob) (*ExportResult, error) 
 	}
 	done.Type = job.Type.String()
 	folder := job.Output
+	if job.Quantize != nil && x.program != nil {
+		return nil, diag.New(diag.NotSupported, "weights of a captured program are not quantized").
+			At("%s", job.Source).
+			Because("loaders of quantized weights know models by their configuration").
+			Try("leave --to out")
+	}
 	if job.Quantize != nil {
 		folder = get(v, "make the folder ready", func() (string, error) {
 			return beforeQuantizing(job.Output)
@@ -70,8 +78,8 @@ func (e *Env) Export(ctx context.Context, job ExportJob) (*ExportResult, error) 
 	}
 	v.pass("write the folder", func() error {
 		files := cmp.Or(job.Tokenizer, x.files)
-		list, err := capture.Export(folder, x.config, capture.ExportOptions{Type: job.Type,
-			Files: files, Config: x.source}, x.read)
+		list, err := x.write(folder, capture.ExportOptions{Type: job.Type, Files: files,
+			Config: x.source})
 		for _, f := range list {
 			done.Files, done.Bytes = done.Files+1, done.Bytes+f.Bytes
 		}
@@ -83,7 +91,7 @@ func (e *Env) Export(ctx context.Context, job ExportJob) (*ExportResult, error) 
 	if v.err != nil {
 		return nil, v.err
 	}
-	done.Name, done.Step, done.Parameters = x.name, x.step, x.config.Count().Total
+	done.Name, done.Step, done.Parameters = x.name, x.step, x.parameters
 	return done, nil
 }
 
@@ -91,12 +99,23 @@ func (e *Env) Export(ctx context.Context, job ExportJob) (*ExportResult, error) 
 type exporter struct {
 	name   string
 	step   int64
-	config *model.Config
-	files  string // folder of the tokenizer
-	source []byte // config.json that the model came with; nil where it is not known
-	dtype  dtype.DType
-	read   capture.Reader
-	close  func()
+	config *model.Config // or
+	// program is what torch.export saved.
+	program    *capture.Program
+	parameters int64
+	files      string // folder of the tokenizer
+	source     []byte // config.json that the model came with; nil where it is not known
+	dtype      dtype.DType
+	read       capture.Reader
+	close      func()
+}
+
+// write writes the weights as the model has them.
+func (x *exporter) write(folder string, o capture.ExportOptions) ([]safetensors.File, error) {
+	if x.program != nil {
+		return x.program.Export(folder, o, x.read)
+	}
+	return capture.Export(folder, x.config, o, x.read)
 }
 
 func (e *Env) openExport(ctx context.Context, job ExportJob) (*exporter, error) {
@@ -115,7 +134,8 @@ func (e *Env) openExport(ctx context.Context, job ExportJob) (*exporter, error) 
 	if err != nil {
 		return nil, err
 	}
-	x := &exporter{name: m.Name, config: m.Config, files: m.Folder, read: m.Read,
+	x := &exporter{name: m.Name, config: m.Config, program: m.Program,
+		parameters: m.Parameters(), files: m.Folder, read: m.Read,
 		close: func() { _ = m.Close() }}
 	x.source, x.dtype = m.Source()
 	if err = m.Lack(); err == nil {
@@ -158,39 +178,53 @@ func openCheckpoint(ctx context.Context, path string, e *Env) (*ckpt.Checkpoint,
 // fromCheckpoint reads the f32 master weights of a checkpoint, which are stored by parameter name,
 // layer by layer, in the model's own layout.
 func fromCheckpoint(c *ckpt.Checkpoint) (*exporter, error) {
-	config, err := model.Parse(c.Model)
+	run := filepath.Dir(filepath.Dir(filepath.Clean(c.Path())))
+	x := &exporter{name: filepath.Base(run), step: c.Step, files: run, read: masters(c),
+		close: func() { _ = c.Close() }}
+	program, err := capture.ProgramOf(c.Model, run)
 	if err != nil {
+		return nil, err
+	}
+	if program != nil {
+		x.program, x.parameters, x.dtype = program, program.Parameters(), program.Type()
+		x.close = func() { _ = errors.Join(program.Close(), c.Close()) }
+		return x, nil
+	}
+	if x.config, err = model.Parse(c.Model); err != nil {
 		return nil, diag.New(diag.CheckpointDamaged, "the checkpoint does not say what model it is of").
 			At("%s", c.Path()).Wrap(err)
 	}
+	x.parameters = x.config.Count().Total
+	// An older run, or a checkpoint that was moved, has none: it is written as our own.
+	if source, err := os.ReadFile(filepath.Join(run, capture.SourceConfig)); err == nil {
+		x.source, x.dtype = source, capture.DTypeOf(source)
+	}
+	return x, nil
+}
+
+// masters reads the f32 weights of a checkpoint.
+func masters(c *ckpt.Checkpoint) capture.Reader {
 	tensors := map[string]ckpt.Tensor{}
 	for _, t := range c.Tensors() {
 		tensors[t.Name] = t
 	}
-	run := filepath.Dir(filepath.Dir(filepath.Clean(c.Path())))
-	source, err := os.ReadFile(filepath.Join(run, capture.SourceConfig))
-	if err != nil { // an older run, or a checkpoint that was moved: it is written as our own
-		source = nil
+	return func(p *model.Param, dst []float32) error {
+		shape := lists.Map(p.Dims, func(d ir.Dim) int64 { return d.Size })
+		t, ok := tensors[p.Name]
+		if !ok || t.DType != dtype.F32 || !slices.Equal(t.Shape, shape) {
+			return diag.New(diag.CheckpointTensor, "the checkpoint has no %s of f32%v", p.Name, shape).
+				At("%s", c.Path())
+		}
+		buf := make([]byte, t.Bytes())
+		if err := c.ReadSlice(p.Name, t.Box(), buf); err != nil {
+			return err
+		}
+		if n := dtype.F32.NotFinite(buf); n > 0 {
+			return diag.New(diag.WeightNotFinite, "%d numbers of %s are not finite", n, p.Name).
+				At("%s", c.Path()).Try("export an earlier checkpoint; deepwell ckpt list %s lists them",
+				filepath.Dir(c.Path()))
+		}
+		dtype.F32.Decode(dst, buf)
+		return nil
 	}
-	return &exporter{name: filepath.Base(run), step: c.Step, config: config, files: run,
-		source: source, dtype: capture.DTypeOf(source),
-		read: func(p *model.Param, dst []float32) error {
-			shape := lists.Map(p.Dims, func(d ir.Dim) int64 { return d.Size })
-			t, ok := tensors[p.Name]
-			if !ok || t.DType != dtype.F32 || !slices.Equal(t.Shape, shape) {
-				return diag.New(diag.CheckpointTensor, "the checkpoint has no %s of f32%v", p.Name, shape).
-					At("%s", c.Path())
-			}
-			buf := make([]byte, t.Bytes())
-			if err := c.ReadSlice(p.Name, t.Box(), buf); err != nil {
-				return err
-			}
-			if n := dtype.F32.NotFinite(buf); n > 0 {
-				return diag.New(diag.WeightNotFinite, "%d numbers of %s are not finite", n, p.Name).
-					At("%s", c.Path()).Try("export an earlier checkpoint; deepwell ckpt list %s lists them",
-					filepath.Dir(c.Path()))
-			}
-			dtype.F32.Decode(dst, buf)
-			return nil
-		}, close: func() { _ = c.Close() }}, nil
 }

@@ -79,11 +79,11 @@ func (p *pairing) readPolicies() error {
 		}
 		f := parity.Candidate{Name: name}
 		var err error
-		if f.Policy, err = precision.Load(p.model.Config, name); err != nil {
+		if f.Policy, err = precision.Load(p.model.Trained(), name); err != nil {
 			return err
 		}
 		if f.Bound = p.job.Bounds[name]; f.Bound == 0 {
-			f.Bound = parity.Bound(p.model.Config, f.Policy, p.job.Branch > 0)
+			f.Bound = parity.Bound(p.model.Trained(), f.Policy, p.job.Branch > 0)
 		}
 		p.work.Formats = append(p.work.Formats, f)
 	}
@@ -113,7 +113,7 @@ func (p *pairing) prepare(ctx context.Context) {
 	w := &p.work
 	recipe := *p.recipe
 	recipe.Out = filepath.Join(recipe.Out, "parity")
-	w.Engine, w.Config, w.Recipe = p.engine, p.model.Config, &recipe
+	w.Engine, w.Model, w.Recipe = p.engine, p.model.Trained(), &recipe
 	w.Pairs, w.Branch, w.Matched = p.job.Pairs, p.job.Branch, p.job.Matched
 	w.Rows = func(seed int) (train.Dataset, error) { return p.rowsOf(ctx, seed) }
 	w.Init = func(seed int, one *model.Param, dst []float32) error {

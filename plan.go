@@ -17,6 +17,7 @@ import (
 	"github.com/deepwell/deepwell/dtype"
 	"github.com/deepwell/deepwell/event"
 	"github.com/deepwell/deepwell/internal/atomicfile"
+	"github.com/deepwell/deepwell/internal/lists"
 	"github.com/deepwell/deepwell/internal/safedir"
 	"github.com/deepwell/deepwell/kernels"
 	"github.com/deepwell/deepwell/machine"
@@ -130,6 +131,9 @@ func (e *Env) Plan(ctx context.Context, job PlanJob) (*PlanResult, error) {
 		start := time.Now()
 		done.Result, err = autoplan.Search(ctx, search)
 		done.Seconds = time.Since(start).Seconds()
+		if err == nil {
+			err = done.suit(job.Source)
+		}
 		return err
 	})
 	if v.err != nil {
@@ -147,7 +151,7 @@ func (e *Env) Plan(ctx context.Context, job PlanJob) (*PlanResult, error) {
 	}
 	done.Model, done.Cluster = search.Model, search.Cluster.String()
 	done.Stack, done.Source = search.Profile.Name, search.Profile.Source
-	done.Parameters = search.Config.Count().Total
+	done.Parameters = cmp.Or(done.Parameters, search.Config.Count().Total)
 	done.Bill = dryrun.Budget{Tokens: usualTokens, Price: usualPrice, Devices: best.Paid,
 		Batch: float64(best.Plan.Batch * best.Plan.Seq)}.Bill(best.Step)
 	if job.Emit != "" {
@@ -259,7 +263,33 @@ func configOf(source string) (*model.Config, error) {
 		return nil, err
 	}
 	defer func() { _ = m.Close() }()
-	return m.Config, nil
+	return m.Likeness()
+}
+
+// suit drops the choices that the programs of a captured model cannot be built for: the search
+// knows the decoder of its sizes alone.
+func (done *PlanResult) suit(source string) error {
+	if filepath.Ext(source) != ".pt2" {
+		return nil
+	}
+	m, err := capture.Open(source, capture.Options{})
+	if err != nil {
+		return err
+	}
+	defer func() { _ = m.Close() }()
+	done.Parameters = m.Parameters()
+	var last error
+	done.Choices = lists.Filter(done.Choices, func(c autoplan.Choice) bool {
+		err := c.Plan.Check(m.Trained())
+		if err != nil {
+			last = err
+		}
+		return err == nil
+	})
+	if len(done.Choices) == 0 {
+		return last
+	}
+	return nil
 }
 
 // addPrecisions adds the precisions to search: formats that the GPU has, and policy files. A policy

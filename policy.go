@@ -3,10 +3,10 @@ package deepwell
 import (
 	"context"
 
+	"github.com/deepwell/deepwell/capture"
 	"github.com/deepwell/deepwell/diag"
 	"github.com/deepwell/deepwell/dtype"
 	"github.com/deepwell/deepwell/internal/atomicfile"
-	"github.com/deepwell/deepwell/model"
 	"github.com/deepwell/deepwell/precision"
 )
 
@@ -30,7 +30,14 @@ func (e *Env) Policy(ctx context.Context, job PolicyJob) (p *precision.Policy,
 		return diag.New(diag.BadUsage, "%s would be taken for a word, not for a policy", job.Output).
 			Try("-o %s.json", job.Output)
 	})
-	config := get(v, "find the model", func() (*model.Config, error) { return configOf(job.Source) })
+	m := get(v, "find the model", func() (*capture.Model, error) {
+		return capture.Open(job.Source, capture.Options{})
+	})
+	if v.err != nil {
+		return nil, nil, v.err
+	}
+	defer func() { _ = m.Close() }()
+	config := m.Trained()
 	p = get(v, "read the policy", func() (*precision.Policy, error) {
 		return precision.Load(config, job.Precision)
 	})

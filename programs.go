@@ -49,7 +49,7 @@ func programOf(job CompileJob, c machine.Cluster) (*source, error) {
 		return nil, at(err, path)
 	}
 	defer func() { _ = m.Close() }()
-	x, err := writePlan(m.Config, p, c, cmp.Or(job.Precision, p.Precision), stageNameOf(path))
+	x, err := writePlan(m.Trained(), p, c, cmp.Or(job.Precision, p.Precision), stageNameOf(path))
 	if err != nil {
 		return nil, at(err, path)
 	}
@@ -58,7 +58,7 @@ func programOf(job CompileJob, c machine.Cluster) (*source, error) {
 
 // recipeOf returns the recipe of a plan with its GEMMs in the given precision: a format, or a
 // policy file. It sets the plan's precision to the format, or to the policy's narrowest one.
-func recipeOf(config *model.Config, p *plan.Plan, format string) (*recipe.Recipe, error) {
+func recipeOf(config model.Model, p *plan.Plan, format string) (*recipe.Recipe, error) {
 	if p.Precision = format; !precision.IsFile(format) {
 		return step.RecipeOf(p), nil
 	}
@@ -73,7 +73,7 @@ func recipeOf(config *model.Config, p *plan.Plan, format string) (*recipe.Recipe
 }
 
 // writePlan builds the programs of a plan, each distinct text once.
-func writePlan(config *model.Config, p *plan.Plan, c machine.Cluster, format, name string) (*source,
+func writePlan(config model.Model, p *plan.Plan, c machine.Cluster, format, name string) (*source,
 	error) {
 	r, err := recipeOf(config, p, format)
 	if err != nil {
@@ -157,29 +157,25 @@ func modulesOf(p *step.Programs, c machine.Cluster) (list []*program.Module, err
 // usualSeq is the sequence length of a model's step if none is given.
 const usualSeq = 2048
 
-// stepOf builds the step of a preset. For one device it is loss and gradients alone, with every
-// layer recomputed in the backward pass. For several devices it is all programs of a plan with FSDP
-// (ZeRO-3) over all of them, without recomputation.
-func stepOf(preset *model.Preset, c machine.Cluster, job CompileJob) (*source, error) {
-	if preset.Config == nil {
-		return nil, diag.New(diag.ModelUnknown, "the sizes of %s are not public", preset.Name).
-			Try("deepwell models lists what is known; or give the folder of a config.json")
-	}
+// stepOf builds the step of a model that is named. For one device it is loss and gradients alone,
+// with every layer recomputed in the backward pass. For several devices it is all programs of a
+// plan with FSDP (ZeRO-3) over all of them, without recomputation.
+func stepOf(called string, m model.Model, c machine.Cluster, job CompileJob) (*source, error) {
 	p := plan.Default()
-	p.Model, p.Cluster = preset.Name, c.String()
-	p.Seq, p.Batch = cmp.Or(job.Seq, seqOf(preset.Config)), max(1, job.Batch, int64(c.Count))
+	p.Model, p.Cluster = called, c.String()
+	p.Seq, p.Batch = cmp.Or(job.Seq, seqOf(m)), max(1, job.Batch, int64(c.Count))
 	p.Types = plan.Types{Params: dtype.BF16, Grads: dtype.F32, Collectives: dtype.BF16}
-	name := stageNameOf(preset.Name + ".step")
+	name := stageNameOf(called + ".step")
 	if c.Count > 1 {
 		p.FSDP = plan.FSDP{Size: int64(c.Count), Zero: 3, Gather: "layer"}
-		return writePlan(preset.Config, p, c, job.Precision, name)
+		return writePlan(m, p, c, job.Precision, name)
 	}
 	p.Recompute = []ir.Tag{ir.Norm, ir.Attn, ir.MLP}
-	r, err := recipeOf(preset.Config, p, job.Precision)
+	r, err := recipeOf(m, p, job.Precision)
 	if err != nil {
 		return nil, err
 	}
-	w, err := step.Build(step.Spec{Model: preset.Config, Recipe: r, Arch: c.Arch()})
+	w, err := step.Build(step.Spec{Model: m, Recipe: r, Arch: c.Arch()})
 	if err != nil {
 		return nil, err
 	}

@@ -56,6 +56,10 @@ func quantizeFrom(job QuantizeJob) (string, error) {
 		return "", err
 	}
 	defer func() { _ = m.Close() }()
+	if m.Program != nil {
+		return "", diag.New(diag.NotSupported, "%s is a program; quantize takes a Hugging Face folder",
+			job.Source).Try("deepwell export %s -o FOLDER writes its weights as they are", job.Source)
+	}
 	return m.Folder, m.Check()
 }
 

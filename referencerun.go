@@ -37,6 +37,11 @@ func (r *runner) writeReferenceRun(ctx context.Context) error {
 		return diag.New(diag.NotSupported, "only a run with AdamW can be written as a reference run").
 			At("%s: optimizer.name", r.job.Path)
 	}
+	if r.model.Program != nil {
+		return diag.New(diag.NotSupported, "a captured program has no reference run").
+			At("%s: model", r.job.Path).
+			Because("the module in PyTorch, which it was captured from, is the reference")
+	}
 	dir := r.job.ReferenceRun
 	_, err := capture.Export(filepath.Join(dir, "init"), r.model.Config,
 		capture.ExportOptions{Type: dtype.F32}, r.init)

@@ -175,7 +175,7 @@ func (r *runner) readRecipe() (err error) {
 // like weights are never ignored in favour of random parameters unless the recipe says init =
 // "random".
 func (r *runner) findModel() (err error) {
-	if r.model, err = capture.Open(r.recipe.Model, capture.Options{}); err != nil {
+	if r.model, err = r.openModel(); err != nil {
 		return at(err, r.job.Path+": model")
 	}
 	r.random = r.recipe.Init == "random" || r.recipe.Init == "" && !r.model.HasWeights()
@@ -196,6 +196,34 @@ func (r *runner) findModel() (err error) {
 		return r.noWeights
 	}
 	return r.model.Check()
+}
+
+// openModel opens the model. A run that has begun has a copy of the program that it was captured
+// from, for when the file is gone.
+func (r *runner) openModel() (*capture.Model, error) {
+	m, err := capture.Open(r.recipe.Model, capture.Options{})
+	kept := filepath.Join(r.recipe.Out, capture.ProgramName)
+	if err != nil && filepath.Ext(r.recipe.Model) == filepath.Ext(kept) && r.begun() {
+		if _, gone := os.Stat(r.recipe.Model); errors.Is(gone, fs.ErrNotExist) {
+			return capture.Open(kept, capture.Options{})
+		}
+	}
+	if err != nil || m.Program == nil {
+		return m, err
+	}
+	if r.begun() {
+		err = m.Program.Began(r.recipe.Out)
+	}
+	if r.recipe.Init == "random" {
+		err = diag.New(diag.NotSupported, "a program begins with its own weights, not at random").
+			Because("how a module is initialized is not part of what torch.export saves").
+			Try("initialize the module in Python, export it again, and leave init out")
+	}
+	if err != nil {
+		_ = m.Close()
+		return nil, err
+	}
+	return m, nil
 }
 
 // findModelOrCheckpoint is findModel for a run that may have checkpoints: it resumes from the
@@ -330,7 +358,7 @@ func (r *runner) readTokenizer() (err error) {
 		return diag.New(diag.DataTokenizer, "no tokenizer is named, and the model brings none").
 			At("%s: data.tokenizer", r.job.Path).
 			Try("deepwell data tokenizer TEXT --vocab %d -o tokenizer.json, then data.tokenizer = %q",
-				min(r.model.Config.Vocab, 8192), "tokenizer.json")
+				min(r.model.Trained().Facts().Vocab, 8192), "tokenizer.json")
 	}
 	if r.tokenizerFile, err = tokenizer.Find(where); err == nil {
 		r.tokens, err = tokenizer.Load(r.tokenizerFile)
@@ -338,7 +366,7 @@ func (r *runner) readTokenizer() (err error) {
 	if err != nil {
 		return at(err, r.job.Path+": data.tokenizer")
 	}
-	if have, want := int64(r.tokens.Size()), r.model.Config.Vocab; have > want {
+	if have, want := int64(r.tokens.Size()), r.model.Trained().Facts().Vocab; have > want {
 		return diag.New(diag.DataTokenizer, "the tokenizer has %d tokens, the model room for %d",
 			have, want).At("%s: data.tokenizer", r.job.Path).
 			Try("use the model's own tokenizer, or a model with vocab_size %d", have)
@@ -347,13 +375,14 @@ func (r *runner) readTokenizer() (err error) {
 }
 
 func (r *runner) writePrograms() (err error) {
-	if c := r.model.Config; int64(r.recipe.Seq) > c.Context && !c.Learned {
+	if c := r.model.Config; c != nil && int64(r.recipe.Seq) > c.Context && !c.Learned &&
+		r.model.Program == nil {
 		// Learned positions end there, and are refused; rotary ones go on, untrained.
 		r.env.Events.Emit(event.Warning{Text: fmt.Sprintf(
 			"seq = %d is beyond the %d positions that the model was made for", r.recipe.Seq, c.Context),
 			Fix: fmt.Sprintf("seq = %d, or a config.json with scaled rotary positions", c.Context)})
 	}
-	r.program, err = step.Build(step.Spec{Model: r.model.Config, Recipe: r.recipe,
+	r.program, err = step.Build(step.Spec{Model: r.model.Trained(), Recipe: r.recipe,
 		Arch: r.devices.arch(), Plan: r.plan, Documents: r.documents()})
 	if err != nil {
 		return err
@@ -568,6 +597,9 @@ func (r *runner) keepTokenizer() error {
 // a folder of one, and the model's own.
 func (r *runner) keepSource(dir string) error {
 	err := r.model.KeepSource(r.recipe.Out)
+	if err != nil && r.model.Program != nil {
+		return err // without it the run can be neither resumed nor exported
+	}
 	if dir != "" {
 		err = errors.Join(capture.Accompany(r.recipe.Out, dir), err)
 	}
@@ -581,7 +613,7 @@ func (r *runner) keepSource(dir string) error {
 
 // start compiles the programs and fills the state.
 func (r *runner) start(ctx context.Context) (err error) {
-	o := train.Options{Engine: r.engine, Model: r.model.Config, Recipe: r.recipe,
+	o := train.Options{Engine: r.engine, Model: r.model.Trained(), Recipe: r.recipe,
 		Programs: r.program, Data: r.dataset(), Init: r.init, Events: r.events, Until: r.job.Until,
 		Processes: r.processes, Build: build(), OnStall: r.job.OnStall, Locked: true,
 		Peak: r.devices.peak(1)}

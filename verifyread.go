@@ -3,6 +3,7 @@ package deepwell
 import (
 	"cmp"
 	"os"
+	"path/filepath"
 	"slices"
 	"strings"
 
@@ -24,13 +25,20 @@ func (r *verifier) read() (err error) {
 	if err := checkReplayable(r.job.Precision); err != nil {
 		return err
 	}
-	if isPlan(r.job.Source) || looksLikeFile(r.job.Source) && !isFolder(r.job.Source) {
+	if isPlan(r.job.Source) || looksLikeFile(r.job.Source) && !isFolder(r.job.Source) &&
+		filepath.Ext(r.job.Source) != ".pt2" {
 		r.plan, err = planIn(r.job)
 	} else {
 		r.plan, err = planOf(r.job)
 	}
 	if err != nil {
 		return err
+	}
+	if filepath.Ext(r.plan.Model) == ".pt2" {
+		return diag.New(diag.NotSupported, "verify replays models with a configuration, and %s is a "+
+			"program", r.plan.Model).At("%s", r.job.Source).
+			Because("a replay needs a smaller model of the same form").
+			Try("deepwell.check(model, example) compares it with PyTorch; deepwell compile compiles it")
 	}
 	if r.model, err = configOf(r.plan.Model); err != nil {
 		return at(err, r.job.Source)
@@ -108,9 +116,9 @@ func planOf(job VerifyJob) (*plan.Plan, error) {
 }
 
 // seqOf is the sequence length of a model's step if none is given: no longer than its context.
-func seqOf(c *model.Config) int64 {
-	if c.Context > 0 {
-		return min(usualSeq, c.Context)
+func seqOf(m model.Model) int64 {
+	if context := m.Facts().Context; context > 0 {
+		return min(usualSeq, context)
 	}
 	return usualSeq
 }

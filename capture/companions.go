@@ -169,6 +169,9 @@ func configOf(c *model.Config, source []byte, t dtype.DType) ([]byte, error) {
 // Source gives the config.json that the model came with, and the element type that it has: what the
 // configuration says, or else the type of most tensors. Both are empty for a preset.
 func (m *Model) Source() ([]byte, dtype.DType) {
+	if m.Program != nil {
+		return nil, m.Program.Type()
+	}
 	t := DTypeOf(m.source)
 	if c := m.Contents(); t == dtype.Invalid && c != nil && c.Types != nil {
 		most := 0
@@ -182,8 +185,11 @@ func (m *Model) Source() ([]byte, dtype.DType) {
 }
 
 // KeepSource writes into the folder of a run what an export needs to write the model as it came:
-// its config.json, with the element type, and generation_config.json.
+// its config.json, with the element type, and generation_config.json; or the program.
 func (m *Model) KeepSource(run string) error {
+	if m.Program != nil {
+		return m.Program.keep(run)
+	}
 	if m.source == nil {
 		return nil
 	}

@@ -6,6 +6,7 @@
 //	llama3.1-8b            a preset, by name or alias; preset:NAME where a folder has the same name
 //	./Llama-3.1-8B         a folder with config.json and *.safetensors
 //	./my/config.json       a configuration alone, for a model that begins from random weights
+//	./model.pt2            what torch.export.save wrote, with its weights
 //	hf:Qwen/Qwen3-8B       a repository in the Hugging Face cache; hf:ORG/NAME@REVISION
 //
 // Nothing is downloaded: where a repository is not in the cache, the error gives the command that

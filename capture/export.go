@@ -36,10 +36,8 @@ type Reader func(p *model.Param, dst []float32) error
 // config.json comes last, so that a folder that has one is whole. Parameters are asked for one at a
 // time, layer by layer ([model.Param.Layers]), in the order of tensors in the files.
 func Export(dir string, c *model.Config, o ExportOptions, read Reader) ([]safetensors.File, error) {
-	o.Type, o.MaxBytes = cmp.Or(o.Type, dtype.F32), cmp.Or(o.MaxBytes, 5e9)
-	if !slices.Contains([]dtype.DType{dtype.F32, dtype.BF16, dtype.F16}, o.Type) {
-		return nil, diag.New(diag.WeightType, "weights are not written as %s", o.Type).
-			Try("f32, bf16 or f16")
+	if err := o.complete(); err != nil {
+		return nil, err
 	}
 	config, err := configOf(c, o.Config, o.Type)
 	if err != nil {
@@ -48,7 +46,7 @@ func Export(dir string, c *model.Config, o ExportOptions, read Reader) ([]safete
 	if err := vacate(dir); err != nil {
 		return nil, err
 	}
-	files, err := safetensors.WriteFolder(dir, items(c, o.Type, read), safetensors.Options{
+	files, err := safetensors.WriteFolder(dir, items(c.Params(), o.Type, read), safetensors.Options{
 		MaxBytes: o.MaxBytes, Metadata: map[string]string{"format": "pt"}})
 	if err != nil {
 		return nil, err
@@ -63,6 +61,16 @@ func Export(dir string, c *model.Config, o ExportOptions, read Reader) ([]safete
 		return nil, diag.New(diag.FileError, "cannot write %s", path).Wrap(err)
 	}
 	return files, nil
+}
+
+// complete fills in defaults.
+func (o *ExportOptions) complete() error {
+	o.Type, o.MaxBytes = cmp.Or(o.Type, dtype.F32), cmp.Or(o.MaxBytes, 5e9)
+	if !slices.Contains([]dtype.DType{dtype.F32, dtype.BF16, dtype.F16}, o.Type) {
+		return diag.New(diag.WeightType, "weights are not written as %s", o.Type).
+			Try("f32, bf16 or f16")
+	}
+	return nil
 }
 
 // vacate makes a folder, and refuses one that holds anything.
@@ -81,11 +89,11 @@ func vacate(dir string) error {
 	return nil
 }
 
-// items lists the tensors of a model, each with the parameters that stand in it.
-func items(c *model.Config, t dtype.DType, read Reader) []safetensors.Item {
+// items lists the tensors of parameters, each with the parameters that stand in it.
+func items(params []model.Param, t dtype.DType, read Reader) []safetensors.Item {
 	parts := map[string][]part{}
 	var names []string
-	for _, p := range c.Params() {
+	for _, p := range params {
 		for _, one := range p.Layers() {
 			for i, name := range one.Tensors() {
 				if parts[name] == nil {

@@ -31,9 +31,13 @@ type Options struct {
 // A Model is a model that was found: what it is, and what of it is on this machine.
 type Model struct {
 	// Name is what a person calls it: the preset's, the repository's, or the folder's.
-	Name   string
+	Name string
+	// Config is its configuration. Of a program it is the decoder of the same sizes, by which it is
+	// planned and priced, or nil for one that is no decoder.
 	Config *model.Config
-	Note   string // what a person should know of a preset
+	// Program is what torch.export saved, with weights of its own; nil for other sources.
+	Program *Program
+	Note    string // what a person should know of a preset
 
 	// Folder holds the model's files; "" for a preset and for a configuration alone.
 	Folder string
@@ -185,17 +189,20 @@ func readConfig(f *safedir.Folder, name string) (*model.Config, []byte, error) {
 	return c, text, nil
 }
 
-// openFile reads a configuration alone.
+// openFile reads a program, or a configuration alone.
 func openFile(path string) (*Model, error) {
 	dir, file := filepath.Dir(path), filepath.Base(path)
 	switch filepath.Ext(file) {
 	case ".json":
+	case ".pt2":
+		return openProgram(path)
 	case ".safetensors":
 		return nil, diag.New(diag.BadInput, "%s holds weights, but not what they are weights of", path).
 			Try("give the folder, with %s in it: %s", configName, dir)
 	default:
 		return nil, diag.New(diag.BadInput, "%s is not a model", path).
-			Try("give a folder with %s, or such a file", configName)
+			Try("give a folder with %s, or such a file, or what torch.export.save wrote: *.pt2",
+				configName)
 	}
 	f, err := safedir.Open(dir)
 	if err != nil {
@@ -279,6 +286,9 @@ func (m *Model) noConfig(f *safedir.Folder) error {
 
 // Close ends the use of the model's files.
 func (m *Model) Close() error {
+	if m.Program != nil {
+		return m.Program.Close()
+	}
 	if m.weights == nil {
 		return nil
 	}
@@ -286,4 +296,33 @@ func (m *Model) Close() error {
 }
 
 // HasWeights reports whether the model's weights are here to be read.
-func (m *Model) HasWeights() bool { return m.weights != nil }
+func (m *Model) HasWeights() bool {
+	return m.weights != nil || m.Program != nil && m.lack == nil
+}
+
+// Trained is the model as programs are made of it: its configuration's, or the program itself.
+func (m *Model) Trained() model.Model {
+	if m.Program != nil {
+		return m.Program
+	}
+	return m.Config
+}
+
+// Parameters counts what is learned.
+func (m *Model) Parameters() int64 {
+	if m.Program != nil {
+		return m.Program.Parameters()
+	}
+	return m.Config.Count().Total
+}
+
+// Likeness is the configuration by which a model is planned and priced, or the error of a program
+// that is no decoder.
+func (m *Model) Likeness() (*model.Config, error) {
+	if m.Config == nil {
+		return nil, diag.New(diag.NotSupported, "%s is not a decoder whose plans can be priced", m.Name).
+			Because("plans are searched for models with a vocabulary, layers and heads").
+			Try("train it without a plan, or write one: deepwell train --plan")
+	}
+	return m.Config, nil
+}

@@ -29,7 +29,7 @@ func (s *Summary) WriteText(w io.Writer) error {
 	}
 	fmt.Fprintf(&b, " · %s\n", human.Count(s.Layers, "layer"))
 	line("sizes", "hidden "+human.Thousands(s.Hidden), s.mlp(), "vocabulary "+human.Thousands(s.Vocab),
-		"context "+human.Thousands(s.Context), s.experts())
+		s.context(), s.experts())
 	line("attention", s.attention()...)
 	b.WriteByte('\n')
 	s.table(&b)
@@ -47,9 +47,20 @@ func (s *Summary) WriteText(w io.Writer) error {
 	return err
 }
 
+// context is the longest sequence; a program may have no bound.
+func (s *Summary) context() string {
+	if s.Context > 1<<40 {
+		return "sequences of any length"
+	}
+	return "context " + human.Thousands(s.Context)
+}
+
 func (s *Summary) mlp() string {
 	c := s.config
 	text := fmt.Sprintf("MLP %s", human.Thousands(s.MLP))
+	if c == nil {
+		return text
+	}
 	if c.Gated {
 		text += " gated"
 	}
@@ -57,27 +68,31 @@ func (s *Summary) mlp() string {
 }
 
 func (s *Summary) experts() string {
-	m := s.config.MoE
-	if m == nil {
+	if s.config == nil || s.config.MoE == nil {
 		return ""
 	}
+	m := s.config.MoE
 	return fmt.Sprintf("%d of %d experts of %s", m.TopK, m.Experts, human.Thousands(m.MLP))
 }
 
 func (s *Summary) attention() []string {
 	c := s.config
 	facts := []string{fmt.Sprintf("%d heads of %d", s.Heads, s.HeadDim)}
-	if c.MLA != nil {
+	if c != nil && c.MLA != nil {
 		facts = append(facts, fmt.Sprintf("through a rank of %d", c.MLA.KVRank))
 	} else if s.KVHeads != s.Heads {
 		facts = append(facts, fmt.Sprintf("%d KV heads", s.KVHeads))
 	}
 	switch {
+	case s.Windowed == 0:
 	case s.Windowed == s.Layers:
 		facts = append(facts, "window "+human.Thousands(s.Window))
 	case s.Windowed > 0:
 		facts = append(facts, fmt.Sprintf("window %s in %d of %d layers", human.Thousands(s.Window),
 			s.Windowed, s.Layers))
+	}
+	if c == nil {
+		return facts
 	}
 	if c.Learned {
 		return append(facts, "learned positions")
@@ -99,7 +114,7 @@ func (s *Summary) table(b *strings.Builder) {
 		row(r)
 		all.Tensors += r.Tensors
 	}
-	if s.Tied {
+	if s.Tied && !slices.ContainsFunc(s.Blocks, func(r Block) bool { return r.Tag == "head" }) {
 		fmt.Fprintf(b, "%-8s %8s %12s\n", "head", "-", "is embed's")
 	}
 	row(all)

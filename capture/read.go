@@ -29,6 +29,9 @@ func (m *Model) Read(p *model.Param, dst []float32) error {
 
 // read is Read in chunks of at most size elements, or one row.
 func (m *Model) read(p *model.Param, dst []float32, size int64) error {
+	if m.Program != nil && m.lack == nil {
+		return m.Program.read(p, dst)
+	}
 	if m.weights == nil {
 		return m.absent()
 	}
@@ -73,6 +76,9 @@ func (d Damaged) String() string {
 // NotFinite reads every tensor that the parameters are made of, at the speed of the disk or of
 // memory, and lists those that hold numbers that are not finite, by name.
 func (m *Model) NotFinite(ctx context.Context) ([]Damaged, error) {
+	if m.Program != nil && m.lack == nil {
+		return m.Program.notFinite()
+	}
 	if m.weights == nil {
 		return nil, m.absent()
 	}

@@ -5,6 +5,7 @@ import (
 	"path/filepath"
 	"slices"
 
+	"github.com/deepwell/deepwell/ir"
 	"github.com/deepwell/deepwell/model"
 )
 
@@ -46,7 +47,7 @@ type Summary struct {
 	Files     *Contents `json:"checkpoint,omitempty"`
 	Tokenizer string    `json:"tokenizer,omitempty"` // the file's name within the folder
 
-	config *model.Config
+	config *model.Config // nil for a program
 }
 
 // A Block is all parameters of one kind.
@@ -76,15 +77,17 @@ const defaultSeq = 8192
 // Summary counts a model; seq is the length of sequences, 0 for 8,192 or the context if that is
 // shorter.
 func (m *Model) Summary(seq int64) *Summary {
+	if m.Program != nil {
+		return m.Program.summary(m.Name, seq, m.Contents())
+	}
 	c := m.Config
 	seq = cmp.Or(seq, min(defaultSeq, c.Context))
 	n := c.Count()
 	s := &Summary{Name: m.Name, Family: c.Arch, Note: m.Note, Parameters: n.Total, Active: n.Active,
 		Layers: c.Layers, Hidden: c.Hidden, MLP: c.MLP, Vocab: c.Vocab, Context: c.Context,
 		Heads: c.Heads, KVHeads: c.KVHeads, HeadDim: c.HeadDim, Tied: c.Tied,
-		Blocks: blocks(c, n), Seq: seq, Files: m.Contents(), config: c,
-		Memory: Memory{Weights: 2 * n.Total, Gradients: 4 * n.Total, Master: 4 * n.Total,
-			Moments: 8 * n.Total}}
+		Blocks: blocks(c.Params(), n), Seq: seq, Files: m.Contents(), Memory: memoryOf(n.Total),
+		config: c}
 	f := c.Forward(seq)
 	s.Forward, s.Training, s.Attention = f.Sum(), f.Training().Sum(), f.Attention/f.Sum()
 	for _, w := range c.Windowed {
@@ -98,9 +101,45 @@ func (m *Model) Summary(seq int64) *Summary {
 	return s
 }
 
+// summary is Summary for a program. Its sizes are what its parameters show.
+func (p *Program) summary(name string, seq int64, files *Contents) *Summary {
+	f, n := p.Facts(), p.count()
+	seq = cmp.Or(seq, min(defaultSeq, f.Context))
+	work := p.Forward(seq)
+	s := &Summary{Name: name, Family: p.family(), Parameters: n.Total, Active: n.Active,
+		Layers: f.Layers, Hidden: f.Hidden, MLP: f.MLP, Vocab: f.Vocab, Context: f.Context,
+		Heads: f.Heads, KVHeads: f.KVHeads, HeadDim: f.HeadDim, Blocks: blocks(p.Params(), n),
+		Seq: seq, Forward: work.Sum(), Training: work.Training().Sum(), Files: files,
+		Memory: memoryOf(n.Total)}
+	if sum := work.Sum(); sum > 0 {
+		s.Attention = work.Attention / sum
+	}
+	for _, group := range p.archive.Tied() {
+		if tag := tagIn(p.Params(), group); tag == ir.Embed || tag == ir.Head {
+			s.Tied = true
+		}
+	}
+	return s
+}
+
+// tagIn is the tag of the parameter that some names are tied to.
+func tagIn(params []model.Param, names []string) ir.Tag {
+	for _, p := range params {
+		if slices.Contains(names, p.Source) {
+			return p.Tag
+		}
+	}
+	return ""
+}
+
+// memoryOf is the memory of n parameters.
+func memoryOf(n int64) Memory {
+	return Memory{Weights: 2 * n, Gradients: 4 * n, Master: 4 * n, Moments: 8 * n}
+}
+
 // blocks adds up parameters by their tag, in the order in which data passes them. Of a model with
 // experts only tables and layers are distinguished.
-func blocks(c *model.Config, n model.Count) []Block {
+func blocks(params []model.Param, n model.Count) []Block {
 	var list []Block
 	add := func(tag string, tensors, size int64) {
 		i := slices.IndexFunc(list, func(b Block) bool { return b.Tag == tag })
@@ -113,7 +152,7 @@ func blocks(c *model.Config, n model.Count) []Block {
 	}
 	// A tensor that holds several parameters, such as a fused QKV, counts once.
 	seen := map[string]bool{}
-	for _, p := range c.Params() {
+	for _, p := range params {
 		tensors, size := int64(0), p.Size()
 		if p.Buffer {
 			size = 0 // it is not learned

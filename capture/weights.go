@@ -139,6 +139,9 @@ func (m *Model) find(name string) (string, bool) {
 // stand beside one that is used, as a bias beside its weight: then the configuration does not
 // belong to the weights.
 func (m *Model) Check() error {
+	if m.Program != nil {
+		return m.Lack() // the archive was compared with its program when it was opened
+	}
 	if len(m.tensors) == 0 {
 		return m.absent()
 	}
@@ -242,6 +245,12 @@ type Contents struct {
 
 // Contents lists what the model's files hold; nil without files.
 func (m *Model) Contents() *Contents {
+	if m.Program != nil && m.lack != nil {
+		return nil
+	}
+	if m.Program != nil {
+		return m.Program.contents()
+	}
 	if len(m.tensors) == 0 {
 		return nil
 	}

@@ -119,7 +119,11 @@ func (c *Facts) Linears(params []Param) []Linear {
 		case ir.Attn:
 			l.Head = headSize(p.Dims)
 		case ir.Experts:
-			l.Copies = p.Dims[p.expertDim()].Size
+			at := p.expertDim()
+			if at < 0 {
+				break // of all experts together, as a captured program may have it
+			}
+			l.Copies = p.Dims[at].Size
 			if l.Times = l.Copies; c.MoE != nil { // else it is not known how many a token chooses
 				l.Times = c.MoE.TopK
 			}

@@ -30,6 +30,10 @@ type Model interface {
 	Facts() Facts
 }
 
+// Captured is the model_type of what stands for config.json in checkpoints of a program that was
+// captured from PyTorch.
+const Captured = "torch.export"
+
 // Facts are the sizes of a model that others than its graph ask for.
 type Facts struct {
 	Vocab, Hidden, Layers int64

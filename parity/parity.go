@@ -24,7 +24,7 @@ import (
 // A Job is what to compare.
 type Job struct {
 	Engine *engine.Engine
-	Config *model.Config
+	Model  model.Model
 	Recipe *recipe.Recipe
 	// Formats are what is compared with BF16, which need not be among them.
 	Formats []Candidate
@@ -43,6 +43,16 @@ type Job struct {
 
 	Events event.Sink
 	Now    event.Clock
+}
+
+// parameters counts what is learned.
+func (j *Job) parameters() int64 {
+	return lists.Sum(j.Model.Params(), func(p model.Param) int64 {
+		if p.Buffer {
+			return 0
+		}
+		return p.Size()
+	})
 }
 
 // A Candidate is a precision policy to compare with BF16. Bound is the percentage by which its loss
@@ -93,7 +103,7 @@ func Trunk(ctx context.Context, j Job) error {
 	r := *j.Recipe
 	r.GEMMs, r.Optimizer.Schedule, r.Optimizer.MinLR = "", "constant", r.Optimizer.LR
 	r.Save.Every, r.Save.Keep = 0, 1
-	p, err := step.Build(step.Spec{Model: j.Config, Recipe: &r, Arch: "cpu"})
+	p, err := step.Build(step.Spec{Model: j.Model, Recipe: &r, Arch: "cpu"})
 	if err != nil {
 		return err
 	}
@@ -101,7 +111,7 @@ func Trunk(ctx context.Context, j Job) error {
 	if err != nil {
 		return err
 	}
-	t, err := train.New(ctx, train.Options{Engine: j.Engine, Model: j.Config, Recipe: &r,
+	t, err := train.New(ctx, train.Options{Engine: j.Engine, Model: j.Model, Recipe: &r,
 		Programs: p, Data: rows, Events: j.Events, Now: j.Now,
 		Init: func(p *model.Param, dst []float32) error { return j.Init(r.Seed, p, dst) }})
 	if err != nil {
@@ -118,7 +128,7 @@ func Run(ctx context.Context, j Job) (*Result, error) {
 			Because("quantized formats apply to the GEMMs of a model in bf16").
 			Try("--set precision=bf16")
 	}
-	r := &Result{Parameters: j.Config.Count().Total, Pairs: j.Pairs, Batch: j.Recipe.Batch,
+	r := &Result{Parameters: j.parameters(), Pairs: j.Pairs, Batch: j.Recipe.Batch,
 		Seq: j.Recipe.Seq, Rate: j.Recipe.Optimizer.LR, Seed: j.Recipe.Seed, Steps: j.Recipe.Steps}
 	if j.Branch > 0 {
 		r.Branch, r.Steps, r.From = true, j.Branch, j.From.Step
@@ -129,7 +139,7 @@ func Run(ctx context.Context, j Job) (*Result, error) {
 	}
 	for _, f := range j.Formats {
 		c := Comparison{Name: f.Name, Bound: f.Bound,
-			Share: 1 - f.Policy.Share(j.Config)[dtype.FormatBF16]}
+			Share: 1 - f.Policy.Share(j.Model)[dtype.FormatBF16]}
 		t, err := j.trainer(ctx, f.Policy)
 		if err != nil {
 			return nil, err
@@ -147,7 +157,7 @@ func Run(ctx context.Context, j Job) (*Result, error) {
 
 // reference makes the runs in BF16.
 func (j *Job) reference(ctx context.Context, r *Result) error {
-	policy, err := precision.Default(j.Config, string(dtype.FormatBF16))
+	policy, err := precision.Default(j.Model, string(dtype.FormatBF16))
 	if err != nil {
 		return err
 	}
@@ -164,7 +174,7 @@ func (j *Job) reference(ctx context.Context, r *Result) error {
 	if err != nil || !j.Matched {
 		return err
 	}
-	quantized, err := precision.Default(j.Config, string(dtype.MXFP8))
+	quantized, err := precision.Default(j.Model, string(dtype.MXFP8))
 	if err != nil {
 		return err
 	}
@@ -186,11 +196,11 @@ func (j *Job) reference(ctx context.Context, r *Result) error {
 
 // trainer compiles the programs of a policy.
 func (j *Job) trainer(ctx context.Context, policy *precision.Policy) (*train.Branches, error) {
-	p, err := step.Build(step.Spec{Model: j.Config, Recipe: j.Recipe, Arch: "cpu", Policy: policy})
+	p, err := step.Build(step.Spec{Model: j.Model, Recipe: j.Recipe, Arch: "cpu", Policy: policy})
 	if err != nil {
 		return nil, err
 	}
-	return train.NewBranches(ctx, train.Options{Engine: j.Engine, Model: j.Config, Recipe: j.Recipe,
+	return train.NewBranches(ctx, train.Options{Engine: j.Engine, Model: j.Model, Recipe: j.Recipe,
 		Programs: p, Events: j.Events, Now: j.Now})
 }
 

@@ -65,7 +65,7 @@ func TestRun(t *testing.T) {
 	if bound != 0.05 || parity.Bound(c, policy, false) != 0.25 {
 		t.Errorf("mxfp8 is held to %g %%", bound)
 	}
-	job := parity.Job{Engine: e, Config: c, Recipe: r, Pairs: 2, Branch: 4, Matched: true,
+	job := parity.Job{Engine: e, Model: c, Recipe: r, Pairs: 2, Branch: 4, Matched: true,
 		Formats: []parity.Candidate{{Name: "mxfp8", Policy: policy, Bound: bound}},
 		Rows:    func(seed int) (train.Dataset, error) { return counting(seed), nil },
 		Init: func(seed int, p *model.Param, dst []float32) error {

@@ -69,7 +69,7 @@ func (r *Recipe) spell(key, path string) string {
 // place completes a path. A source may also be a preset or hf:org/name, which stay as they are.
 func (p *reader) place(key, s string, source bool) (string, *problem) {
 	if source && (strings.HasPrefix(s, "hf:") || !strings.ContainsAny(s, `/\$`) &&
-		!slices.Contains([]string{".json", ".model"}, filepath.Ext(s))) {
+		!slices.Contains([]string{".json", ".model", ".pt2"}, filepath.Ext(s))) {
 		return s, nil
 	}
 	out, bad := p.complete(key, s)

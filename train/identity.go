@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/deepwell/deepwell/ckpt"
@@ -78,17 +79,9 @@ func (t *Trainer) sameModel(saved json.RawMessage) *diag.Error {
 	if len(saved) == 0 {
 		return nil
 	}
-	was, err := model.Parse(saved)
-	if err != nil {
-		return diag.New(diag.CheckpointDamaged, "the checkpoint's model cannot be read").Wrap(err)
-	}
-	text, err := was.Write()
-	if err != nil {
-		return diag.From(err)
-	}
-	old, err := members(text)
-	if err != nil {
-		return diag.From(err)
+	old, failed := printed(saved)
+	if failed != nil {
+		return failed
 	}
 	now, err := members(t.config)
 	if err != nil {
@@ -109,13 +102,34 @@ func (t *Trainer) sameModel(saved json.RawMessage) *diag.Error {
 	if len(changes) > 0 {
 		return diag.New(diag.RecipeChanged, "the model is not the one that was saved: %s",
 			strings.Join(changes, "; ")).
-			Try("restore its config.json, or give the new run another folder: --set out=NAME")
+			Try("restore its config.json or archive, or give the new run another folder: --set out=NAME")
 	}
 	if len(renamed) > 0 {
 		t.opts.Events.Emit(event.Warning{Code: string(diag.RunDiffers),
 			Text: "checkpoints will have what config.json says now: " + strings.Join(renamed, "; ")})
 	}
 	return nil
+}
+
+// printed returns the members of a checkpoint's config.json as this binary would write it. Of a
+// program that was captured it is what the checkpoint says.
+func printed(saved json.RawMessage) (map[string]json.RawMessage, *diag.Error) {
+	list, err := members(saved)
+	if err == nil && string(list["model_type"]) == strconv.Quote(model.Captured) {
+		return list, nil
+	}
+	was, err := model.Parse(saved)
+	if err != nil {
+		return nil, diag.New(diag.CheckpointDamaged, "the checkpoint's model cannot be read").Wrap(err)
+	}
+	text, err := was.Write()
+	if err != nil {
+		return nil, diag.From(err)
+	}
+	if list, err = members(text); err != nil {
+		return nil, diag.From(err)
+	}
+	return list, nil
 }
 
 // members returns the values of a config.json by key, in compact JSON.

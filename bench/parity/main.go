@@ -80,12 +80,14 @@ func run(ctx context.Context, o options) (err error) {
 	}
 	job := parity.Job{Pairs: o.pairs, Branch: o.branch, Matched: o.matched, Now: time.Now,
 		Events: &watch{}}
-	if job.Config, err = configOf(o.size); err != nil {
+	config, err := configOf(o.size)
+	if err != nil {
 		return err
 	}
+	job.Model = config
 	job.Recipe = recipeOf(o)
 	job.Init = func(seed int, p *model.Param, dst []float32) error {
-		return job.Config.Init(p, uint64(seed), dst)
+		return config.Init(p, uint64(seed), dst)
 	}
 	open := newRows(ctx, o)
 	defer open.close()
@@ -95,13 +97,13 @@ func run(ctx context.Context, o options) (err error) {
 			continue // the null alone
 		}
 		f := parity.Candidate{Name: name}
-		if f.Policy, err = policyOf(job.Config, name); err != nil {
+		if f.Policy, err = policyOf(config, name); err != nil {
 			return err
 		}
 		if err := keepOthers(f.Policy, o.only); err != nil {
 			return err
 		}
-		f.Bound = parity.Bound(job.Config, f.Policy, o.branch > 0)
+		f.Bound = parity.Bound(config, f.Policy, o.branch > 0)
 		job.Formats = append(job.Formats, f)
 	}
 	job.Engine, err = engine.Open(ctx, "cpu",

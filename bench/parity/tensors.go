@@ -94,7 +94,7 @@ type tap struct {
 func tapped(job parity.Job, rows int) (*ir.Graph, []tap, error) {
 	shape := model.Shape{Batch: int64(rows), Seq: int64(job.Recipe.Seq), Documents: 8}
 	shape.Elem, shape.MatmulType = kernels.For("cpu").Types(job.Recipe.Precision)
-	g, err := job.Config.Graph(shape)
+	g, err := job.Model.Graph(shape)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -109,13 +109,13 @@ func tapped(job parity.Job, rows int) (*ir.Graph, []tap, error) {
 	if err != nil {
 		return nil, nil, err
 	}
-	quantized, err := precision.Default(job.Config, string(dtype.MXFP8))
+	quantized, err := precision.Default(job.Model, string(dtype.MXFP8))
 	if err != nil {
 		return nil, nil, err
 	}
 	var list []tap
 	var out []*ir.Value
-	for _, stack := range job.Config.Params() {
+	for _, stack := range job.Model.Params() {
 		for _, p := range stack.Layers() {
 			i := slices.IndexFunc(gr.Wrt, func(v *ir.Value) bool { return v.Name == p.Name })
 			if i < 0 || quantized.Of(0, p.Name, precision.Wgrad) == dtype.FormatBF16 {

@@ -2,8 +2,12 @@ package pt2
 
 import (
 	"bytes"
+	"crypto/sha256"
+	"encoding/hex"
 	"errors"
+	"fmt"
 	"io"
+	"maps"
 	"os"
 	"slices"
 	"strings"
@@ -240,6 +244,22 @@ func (a *Archive) Tensor(name string) (*Tensor, error) {
 
 // Tensors lists parameters, buffers and constants by name.
 func (a *Archive) Tensors() []*Tensor { return slices.Clone(a.tensors) }
+
+// Digest names the program and the tensors by their contents, whatever the file is called. The
+// numbers are not read: the directory of the archive has a checksum of each storage. Sample inputs,
+// which are a pickle, do not count.
+func (a *Archive) Digest() string {
+	hash := sha256.New()
+	names := slices.Sorted(maps.Keys(a.zip.entries))
+	for _, name := range names {
+		_, member, _ := strings.Cut(name, "/") // the folder is called like the file was once
+		if e := a.zip.entries[name]; member == programName || strings.HasPrefix(member, "data/") &&
+			!strings.HasPrefix(member, "data/sample_inputs/") {
+			fmt.Fprintf(hash, "%q %d %08x\n", member, e.size, e.crc)
+		}
+	}
+	return hex.EncodeToString(hash.Sum(nil))
+}
 
 // Tied lists the groups of names that are one tensor: they share storage, offset and shape. The
 // names of a group are in the order of the program's inputs. Where weights were not stored (meta

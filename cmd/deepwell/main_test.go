@@ -1,6 +1,7 @@
 package main
 
 import (
+	"compress/gzip"
 	"encoding/json"
 	"io"
 	"os"
@@ -40,7 +41,7 @@ func TestScripts(t *testing.T) {
 		Dir:           filepath.Join("testdata", "script"),
 		UpdateScripts: golden.Update(),
 		Cmds: map[string]func(*testscript.TestScript, bool, []string){
-			"poison": poison, "onejson": oneJSON},
+			"poison": poison, "onejson": oneJSON, "unpack": unpack},
 		Condition: func(cond string) (bool, error) {
 			return cond == "nvmlstub" && stub != "" || cond == "long" && slowtest.Enabled, nil
 		},
@@ -51,6 +52,7 @@ func TestScripts(t *testing.T) {
 				return err
 			}
 			env.Setenv("EXAMPLES", examples)
+			env.Setenv("PROGRAMS", filepath.Join(examples, "..", "capture", "pt2", "testdata"))
 			env.Setenv("NVMLSTUBDIR", stub)
 			return nil
 		},
@@ -80,6 +82,18 @@ func poison(ts *testscript.TestScript, _ bool, args []string) {
 	ts.Check(err)
 	copy(text[len(text)-2:], []byte{0xff, 0x7f})
 	ts.Check(os.WriteFile(path, text, 0o644))
+}
+
+// unpack writes an archive of capture/pt2/testdata to a file.
+func unpack(ts *testscript.TestScript, _ bool, args []string) {
+	f, err := os.Open(filepath.Join(ts.Getenv("PROGRAMS"), args[0]+".pt2.gz"))
+	ts.Check(err)
+	defer f.Close()
+	z, err := gzip.NewReader(f)
+	ts.Check(err)
+	data, err := io.ReadAll(z)
+	ts.Check(err)
+	ts.Check(os.WriteFile(ts.MkAbs(args[1]), data, 0o644))
 }
 
 // nvmlStub compiles the library that plays NVIDIA's driver: 8 B200 and others. No machine here

@@ -158,3 +158,22 @@ MODELS = {
     "dropout0": lambda: GPT(kind="matmul", dropout=0.0),
     "dropout": lambda: GPT(kind="matmul", dropout=0.25),
 }
+
+
+def words(vocab, layers=LAYERS, **keys):
+    """A GPT with another number of tokens and of layers."""
+    model = GPT(**keys)
+    model.wte, model.lm_head = nn.Embedding(vocab, EMBED), nn.Linear(EMBED, vocab, bias=False)
+    model.lm_head.weight = model.wte.weight
+    model.register_buffer("version", torch.tensor(3))  # part of the state_dict, and used by nothing
+    model.h.extend(Block() for _ in range(layers - LAYERS))
+    return model
+
+
+# Exported like the others, and not compared with eager PyTorch: for the command, and without values
+# for its compile time.
+PROGRAMS = {
+    "words": lambda: words(320),
+    "deep4": lambda: words(VOCAB, layers=4),
+    "deep64": lambda: words(VOCAB, layers=64),
+}
