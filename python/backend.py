@@ -61,6 +61,7 @@ def contents(program: pathlib.Path, version: str) -> dict[str, bytes]:
     tags = "".join(f"Tag: py3-none-{t}\n" for t in TAG.split("-")[2].split("."))
     files[f"{info}/WHEEL"] = ("Wheel-Version: 1.0\nGenerator: deepwell\nRoot-Is-Purelib: false\n"
                               + tags).encode()
+    files[f"{info}/entry_points.txt"] = b"[torch_dynamo_backends]\ndeepwell = deepwell._backend:backend\n"
     for name in ("LICENSE", "NOTICE"):
         files[f"{info}/licenses/{name}"] = (HERE.parent / name).read_bytes()
     return files

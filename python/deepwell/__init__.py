@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import importlib as _importlib
 from importlib import metadata as _metadata
+from typing import TYPE_CHECKING as _TYPES
 from typing import Any as _Any
 
 from ._calls import autoplan, capture, compile, dryrun, export, probe
@@ -21,13 +22,18 @@ from ._results import (GPU, Choice, DryRun, Engine, Exported, Machine, Model, Pl
                        PrecisionPolicy)
 from ._trainer import Fitted, Trainer
 
+if _TYPES:
+    from ._backend import regions
+    from ._check import check
+    from ._optimize import optimize
+
 __all__ = ["GPU", "Choice", "DryRun", "Engine", "Error", "Exported", "Fitted", "Machine",
            "Model", "Plan", "Policy", "Precision", "PrecisionPolicy", "Trainer", "autoplan", "capture",
-           "compile", "dryrun", "export", "follow", "probe"]
+           "check", "compile", "dryrun", "export", "follow", "optimize", "probe", "regions"]
 
 
 # What needs torch is imported when it is wanted.
-_TORCH = {"optimize": "._optimize"}
+_TORCH = {"optimize": "._optimize", "check": "._check", "regions": "._backend"}
 
 
 def __getattr__(name: str) -> _Any:

@@ -67,6 +67,7 @@ class Child:
         self._idle: collections.OrderedDict[int, _Block] = collections.OrderedDict()
         self._returned: collections.deque[_Block] = collections.deque()  # from finalizers
         self._unmap: list[int] = []
+        self._homes: list[tuple[int, int, int, weakref.ref[Any]]] = []
         self._log = tempfile.TemporaryFile(prefix="deepwell-")
         self._socket, theirs = socket.socketpair()
         # Its own process group: Ctrl-C reaches this process only.
@@ -185,6 +186,19 @@ class Child:
         raw = (ctypes.c_char * block.size).from_buffer(block.view)
         weakref.finalize(raw, self._returned.append, block).atexit = False
         return Memory(block.number, raw)
+
+    def settle(self, memory: Memory) -> None:
+        """Remembers that a block holds parameters, which others may use where they are."""
+        start = ctypes.addressof(memory.raw)
+        self._homes.append((start, start + len(memory.raw), memory.block, weakref.ref(memory.raw)))
+
+    def locate(self, address: int, size: int) -> Place | None:
+        """Finds memory among the blocks that hold parameters."""
+        self._homes = [h for h in self._homes if h[3]() is not None]
+        for start, end, block, _ in self._homes:
+            if start <= address and address + size <= end:
+                return block, address - start
+        return None
 
     def _new(self, size: int) -> _Block:
         number = next(self._blocks)

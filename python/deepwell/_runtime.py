@@ -172,6 +172,7 @@ class Store:
                     if t is not None:
                         self.slots[f"{path}.{key}" if path else key] = (group, key)
         self.places: dict[str, Place] = {}
+        self.version = 0  # of places
         self.views: dict[str, Tensor] = {}
 
     def tensor(self, name: str) -> Tensor:
@@ -185,24 +186,33 @@ class Store:
     def frozen(self) -> list[str]:
         return [name for name in self.slots if not self.wanted(name)]
 
-    def add(self, child: Child, params: Sequence[Mapping[str, Any]]) -> bool:
+    def add(self, child: Child, params: Sequence[Mapping[str, Any]]) -> None:
         """Moves tensors that are not there yet, as the child wants them to follow each other."""
+        for p in params:
+            for name in p["tensors"]:
+                t = self.tensor(name)
+                if t.dtype != TYPES[p["type"]] or bytes_of(t) * len(p["tensors"]) != p["bytes"]:
+                    raise Error("DW2103", f"{name} is {t.dtype} {tuple(t.shape)}; the program has {p['type']}")
+                # Another module, or another graph of torch.compile, may have moved it already.
+                found = child.locate(t.data_ptr(), bytes_of(t)) if t.is_contiguous() else None
+                if found is not None and name not in self.places:
+                    self.places[name], self.views[name] = found, t.detach()
+                    self.version += 1
         new = [p for p in params if not all(name in self.places for name in p["tensors"])]
         if not new:
-            return False
+            return
         total = sum(aligned(p["bytes"]) for p in new)
         memory, at = child.memory(total), 0
+        child.settle(memory)
+        self.version += 1
         for p in new:
             each = p["bytes"] // len(p["tensors"])
             for k, name in enumerate(p["tensors"]):
                 t = self.tensor(name)
-                if t.dtype != TYPES[p["type"]] or bytes_of(t) != each:
-                    raise Error("DW2103", f"{name} is {t.dtype} {tuple(t.shape)}; the program has {p['type']}")
                 self.places[name] = (memory.block, at + k * each)
                 self.views[name] = view(memory, at + k * each, t.dtype, t.shape)
             at += aligned(p["bytes"])
         self.refresh()
-        return True
 
     def refresh(self) -> bool:
         """Copies tensors that were replaced, and makes them shared again; False if one no longer fits."""
@@ -327,9 +337,9 @@ class Runtime:
             self.store.add(self.child, said["params"] or ())
             variant = program.variants[key] = Variant(self, program, said, needs)
             self._say(f"compiled for {[tuple(t.shape) for t in inputs]} in {time.monotonic() - began:.1f} s")
-        if program.bound != len(self.store.places):
+        if program.bound != self.store.version:
             self.child.request("bind", program=program.number, places=self.store.places)
-            program.bound = len(self.store.places)
+            program.bound = self.store.version
         return variant
 
     def _say(self, text: str) -> None:

@@ -4,6 +4,7 @@ file with unittest in the environment that has it."""
 from __future__ import annotations
 
 import copy
+import gc
 import importlib.util
 import os
 import pathlib
@@ -13,6 +14,7 @@ import sys
 import textwrap
 import time
 import unittest
+import unittest.mock
 from typing import Any
 
 if importlib.util.find_spec("torch") is None:
@@ -23,7 +25,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import deepwell as dw
-from deepwell import _child
+from deepwell import _backend, _child, _runtime
 
 sys.path.append(str(pathlib.Path(__file__).parents[2] / "capture/pt2/testdata"))
 
@@ -172,13 +174,15 @@ class Optimized(unittest.TestCase):
     def test_memory_is_freed(self) -> None:
         """Calls are forgotten after their backward pass, or when nobody can ask for it."""
         model = dw.optimize(make("nanogpt"))
+        gc.collect()  # what other tests have left
+        child = _child.child()
+        before = child.request("hello")["live"]
         for _ in range(5):
             model(**batch())["loss"].backward()
             model(**batch())
         with torch.no_grad():
             model(**batch())
-        child = _child.child()
-        self.assertEqual(child.live, 0)
+        self.assertEqual(child.live, before)
 
     def test_outputs_are_the_users(self) -> None:
         """An output that is kept is not written by a later call."""
@@ -241,6 +245,122 @@ class Optimized(unittest.TestCase):
         self.assertIn("<td>h.1.mlp.0</td>", model.report._repr_html_())
 
 
+class Checked(unittest.TestCase):
+    """Planted faults are found in their block."""
+
+    def faulty(self, change: Any) -> Any:
+        """Checks a module whose export was changed."""
+        real = _runtime.export
+
+        def export(module: nn.Module, *rest: Any) -> Any:
+            other = copy.deepcopy(module)
+            change(other)
+            return real(other, *rest)
+
+        with unittest.mock.patch.object(_runtime, "export", export):
+            return dw.check(make("nanogpt"), batch())
+
+    def test_agrees(self) -> None:
+        for model in (make("nanogpt"), dw.optimize(make("tied")), llama()):
+            found = dw.check(model, batch())
+            self.assertTrue(found, str(found))
+            self.assertIn("agrees", str(found))
+
+    def test_another_operation(self) -> None:
+        def change(m: Any) -> None:
+            m.h[1].mlp[1] = nn.ReLU()
+
+        self.assertEqual(self.faulty(change).block, "h.1.mlp.1")
+
+    def test_another_constant(self) -> None:
+        def change(m: Any) -> None:
+            m.h[0].ln_2.eps = 1e-3
+
+        self.assertEqual(self.faulty(change).block, "h.0.ln_2")
+
+    def test_wrong_weight(self) -> None:
+        model = dw.optimize(make("nanogpt"), batch())
+        with unittest.mock.patch.object(_runtime.Store, "refresh", lambda self: True):
+            w = model.h[0].attn.qkv.weight
+            w.data = w.data * 1.01  # the engine goes on with the other
+            self.assertEqual(dw.check(model, batch()).block, "h.0.attn.qkv")
+
+    def test_wrong_gradient(self) -> None:
+        class Cut(nn.Module):
+            def __init__(self, inner: nn.Module) -> None:
+                super().__init__()
+                self.inner = inner
+
+            def forward(self, x: torch.Tensor) -> Any:
+                return self.inner(x.detach())
+
+        def change(m: Any) -> None:
+            m.h[1].mlp[1] = Cut(m.h[1].mlp[1])
+
+        self.assertEqual(self.faulty(change).block, "the gradient of h.1.mlp.0.weight")
+
+
+class Compiled(unittest.TestCase):
+    """torch.compile(backend="deepwell"), which Dynamo finds by the wheel's entry point."""
+
+    def setUp(self) -> None:
+        torch.compiler.reset()
+        torch._dynamo.utils.counters.clear()
+        _backend._graphs.clear()
+
+    def test_training_and_evaluation(self) -> None:
+        eager = make("nanogpt")
+        plain = copy.deepcopy(eager)
+        model = torch.compile(plain, backend="deepwell")
+        for rows in (2, 3):
+            plain.zero_grad(), eager.zero_grad()
+            have, want = model(**batch(rows)), eager(**batch(rows))
+            self.assertLess(distance(have["logits"], want["logits"]), FORWARD)
+            have["loss"].backward(), want["loss"].backward()
+            for (name, p), q in zip(plain.named_parameters(), eager.parameters()):
+                self.assertLess(distance(p.grad, q.grad), GRADIENTS, name)
+        found = dw.regions()
+        self.assertEqual((len(found.graphs), found.recompiles, len(found.eager)), (2, 1, 0))
+        self.assertIn("h.1.attn.qkv", str(found))
+        model.eval(), eager.eval()
+        with torch.no_grad():
+            have, want = model(**batch()), eager(**batch())
+        self.assertLess(distance(have["logits"], want["logits"]), FORWARD)
+        self.assertFalse(have["loss"].requires_grad)
+
+    def test_what_stays_eager(self) -> None:
+        """A graph break, and an operator that is not supported, leave their part eager and are said."""
+        class Odd(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 4)
+
+            def forward(self, x: torch.Tensor) -> torch.Tensor:
+                x = self.a(x)
+                torch._dynamo.graph_break()
+                return torch.fft.fft(self.b(x)).real
+
+        plain = Odd()
+        x = torch.ones(2, 4)
+        have = torch.compile(plain, backend="deepwell")(x)
+        self.assertLess(distance(have, plain(x)), FORWARD)
+        found = dw.regions()
+        self.assertEqual((len(found.graphs), len(found.eager), sum(found.breaks.values())), (2, 1, 1))
+        for word in ("aten.fft_fft", "graph break, 1 times", "test_optimize.py:"):
+            self.assertIn(word, str(found))
+
+    def test_graphs_share_parameters(self) -> None:
+        """Graphs of one module read its parameters in one place."""
+        plain = make("nanogpt")
+        model = torch.compile(plain, backend="deepwell")
+        model(**batch())
+        where = plain.wte.weight.data_ptr()
+        with torch.no_grad():
+            model(**batch())
+            model(**batch(4, 5))
+        self.assertEqual(plain.wte.weight.data_ptr(), where)
+
+
 class Children(unittest.TestCase):
     def test_killed_child(self) -> None:
         """A child that dies is an error, at once; another module gets another child."""
@@ -264,7 +384,7 @@ class Children(unittest.TestCase):
             import os, signal, sys, threading, torch
             from torch import nn
             import deepwell as dw
-            from deepwell import _child
+            from deepwell import _backend, _child, _runtime
             model = dw.optimize(nn.Linear(64, 64))
             want = model(torch.ones(2, 64)).sum().item()
             threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
