@@ -5,8 +5,6 @@ import (
 	"fmt"
 	"slices"
 
-	"github.com/pelletier/go-toml/v2"
-
 	"github.com/deepwell/deepwell/diag"
 )
 
@@ -50,8 +48,8 @@ func (p *reader) derive(values map[string]any) {
 
 // fromTOML reads one value, or nil.
 func fromTOML(text string) any {
-	var one map[string]any
-	if err := toml.Unmarshal([]byte("x = "+text), &one); err != nil {
+	one, err := parseTOML([]byte("x = " + text))
+	if err != nil {
 		return nil
 	}
 	return one["x"]

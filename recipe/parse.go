@@ -12,8 +12,6 @@ import (
 	"strings"
 	"unicode/utf8"
 
-	"github.com/pelletier/go-toml/v2"
-
 	"github.com/deepwell/deepwell/diag"
 	"github.com/deepwell/deepwell/internal/lists"
 )
@@ -56,8 +54,8 @@ func parse(data []byte, path string, overrides []string, getenv func(string) str
 	p := &reader{path: path, dir: filepath.Dir(path), getenv: getenv, saved: saved,
 		r: &Recipe{written: map[spelling]string{}}, lines: strings.Split(string(data), "\n"),
 		at: map[string]int{}, set: map[string]string{}}
-	doc := map[string]any{}
-	if err := toml.Unmarshal(data, &doc); err != nil {
+	doc, err := parseTOML(data)
+	if err != nil {
 		return nil, p.malformed(err)
 	}
 	p.locate(data)
@@ -84,11 +82,10 @@ func parse(data []byte, path string, overrides []string, getenv func(string) str
 
 // malformed locates the place where the text stops being TOML.
 func (p *reader) malformed(err error) error {
-	e := diag.New(diag.RecipeText, "%s is not TOML: %s", filepath.Base(p.path),
-		strings.TrimPrefix(err.Error(), "toml: ")).At("%s", p.path)
-	if at, ok := errors.AsType[*toml.DecodeError](err); ok {
-		line, column := at.Position()
-		e = e.At("%s:%d:%d %s", p.path, line, column, p.line(line))
+	e := diag.New(diag.RecipeText, "%s is not TOML: %s", filepath.Base(p.path), err).
+		At("%s", p.path)
+	if at, ok := errors.AsType[*tomlError](err); ok && at.line > 0 {
+		e = e.At("%s:%d:%d %s", p.path, at.line, at.column, p.line(at.line))
 	}
 	return e.Try("a value is a number, a \"string\", true, or a [list]; " +
 		"deepwell train --example prints a whole recipe")
@@ -117,8 +114,7 @@ func (p *reader) override(values map[string]any, text string) error {
 	if !utf8.ValidString(text) {
 		return diag.New(diag.BadUsage, "--set %q is not UTF-8", text).Try("use UTF-8")
 	}
-	var one map[string]any
-	err := toml.Unmarshal([]byte("x = "+value), &one)
+	one, err := parseTOML([]byte("x = " + value))
 	v := one["x"]
 	_, isText := v.(string)
 	switch r := find(name); {

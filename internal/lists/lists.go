@@ -104,19 +104,25 @@ func Resize[E any](buf []E, n int) []E {
 // elements and moves each element twice: unlike slices.SortFunc it adds no 30 KB to the binary for
 // each type, and large elements are not swapped about.
 func Sort[T any](list []T, compare func(a, b T) int) {
-	order := make([]int, len(list))
-	for i := range order {
-		order[i] = i
-	}
-	slices.SortFunc(order, func(i, j int) int {
-		if c := compare(list[i], list[j]); c != 0 {
-			return c
-		}
-		return i - j
-	})
+	order := places(len(list), func(i, j int) int { return compare(list[i], list[j]) })
 	sorted := make([]T, len(list))
 	for at, i := range order {
 		sorted[at] = list[i]
 	}
 	copy(list, sorted)
+}
+
+// places lists the places of n elements in their order.
+func places(n int, compare func(i, j int) int) []int {
+	order := make([]int, n)
+	for i := range order {
+		order[i] = i
+	}
+	slices.SortFunc(order, func(i, j int) int {
+		if c := compare(i, j); c != 0 {
+			return c
+		}
+		return i - j
+	})
+	return order
 }

@@ -189,13 +189,18 @@ func (p *Plugin) function(s slot) uintptr {
 
 // call runs one function of the plugin with a structure that begins with head.
 func call[T any](p *Plugin, s slot, args *T) error {
-	*(*uintptr)(unsafe.Pointer(args)) = unsafe.Sizeof(*args)
+	return p.call(s, unsafe.Pointer(args), unsafe.Sizeof(*args))
+}
+
+// call is call for arguments of any type, once in the binary.
+func (p *Plugin) call(s slot, args unsafe.Pointer, size uintptr) error {
+	*(*uintptr)(args) = size
 	fn := p.function(s)
 	if fn == 0 {
 		name := cmp.Or(slotNames[s], fmt.Sprintf("function %d", s))
 		return diag.New(diag.NotSupported, "this plugin (PJRT %d.%d) has no %s", p.major, p.minor, name)
 	}
-	status := first(purego.SyscallN(fn, uintptr(unsafe.Pointer(args))))
+	status := first(purego.SyscallN(fn, uintptr(args)))
 	if status == 0 {
 		return nil
 	}
