@@ -2,8 +2,6 @@ package aten
 
 import (
 	"fmt"
-	"math"
-	"slices"
 
 	"github.com/deepwell/deepwell/dtype"
 	"github.com/deepwell/deepwell/ir"
@@ -29,36 +27,6 @@ var blockRules = map[string]rule{
 		x = m.whole(x, i)
 		w := m.normWeight(n, "weight", &x, 1)
 		return x.with(m.b.RMSNorm(x.v, w, m.name(x.axes[i].dims[0]), n.float("eps", 0x1p-23), 0))
-	}),
-	"aten.scaled_dot_product_attention.default": sole(func(m *maker, n *node) *tensor {
-		if n.has("attn_mask") {
-			panic(refusal("a mask that is a tensor"))
-		}
-		if n.float("dropout_p", 0) != 0 {
-			panic(refusal("dropout inside attention"))
-		}
-		q := n.value("query")
-		how := ir.Attention{Causal: n.bool("is_causal", false),
-			Scale: n.float("scale", 1/math.Sqrt(float64(q.axes[len(q.axes)-1].size)))}
-		return m.attention(q, n.value("key"), n.value("value"), how)
-	}),
-	"dw.attention.default": sole(func(m *maker, n *node) *tensor {
-		how := ir.Attention{Causal: n.bool("causal", false), Scale: n.float("scale", 1),
-			Window: n.int("window", 0), SoftCap: n.float("softcap", 0)}
-		switch {
-		case n.has("mask"):
-			panic(refusal("a mask of padding"))
-		case n.float("dropout", 0) != 0:
-			panic(refusal("dropout inside attention"))
-		case how.Window > 0 && !how.Causal:
-			panic(refusal("a window without causality"))
-		}
-		if n.has("sinks") {
-			sinks := m.whole(n.value("sinks"), 0)
-			m.wishes(sinks, ir.Heads)
-			how.Sinks = m.called(sinks, []int{0}, []string{ir.Heads})
-		}
-		return m.attention(n.value("q"), n.value("k"), n.value("v"), how)
 	}),
 	"aten.cross_entropy_loss.default": sole(crossEntropy),
 }
@@ -124,52 +92,6 @@ func (m *maker) normed(x, y *tensor) *tensor {
 		return of.with(m.b.RMSNorm(of.v, w.v, m.name(d), y.norm.eps, 0))
 	}
 	return nil
-}
-
-// attention takes queries [batch, heads, seq, head], keys and values [batch, kv, keys, head].
-func (m *maker) attention(q, k, v *tensor, how ir.Attention) *tensor {
-	if len(q.axes) != 4 || len(k.axes) != 4 || len(v.axes) != 4 {
-		panic(refusal("attention of other than four axes"))
-	}
-	for i := range 4 {
-		q, k, v = m.whole(q, i), m.whole(k, i), m.whole(v, i)
-	}
-	q, k = m.match(q, k, 0, 0)
-	k, v = m.match(k, v, 0, 0)
-	k, v = m.match(k, v, 1, 1)
-	k, v = m.match(k, v, 2, 2)
-	q, k = m.match(q, k, 3, 3)
-	m.wishes(q, "", ir.Heads, ir.Seq, ir.HeadDim)
-	m.wishes(k, "", ir.KVHeads, "", ir.HeadDim)
-	m.wishes(v, "", "", "", ir.HeadDim)
-	how.OperandType, how.Plain = m.matmulType, m.shape.PlainAttention
-	if m.segments != nil {
-		for i, want := range map[int]string{0: ir.Batch, 2: ir.Seq} {
-			if m.dims.wanted(q.axes[i].dims[0]) != want || m.dims.wanted(k.axes[i].dims[0]) != want {
-				panic(refusal("documents in attention of other rows than the tokens"))
-			}
-		}
-		how.Segments, how.Documents = m.segments, m.shape.Documents
-		if own := m.segments.Type.Dims[1].Name; own != ir.Seq {
-			how.Segments = m.b.Rename(m.segments, own, ir.Seq)
-		}
-		how.KeySegments = m.b.Rename(m.segments, m.segments.Type.Dims[1].Name, ir.Keys)
-	}
-	order := []int{0, 2, 1, 3}
-	keys := []string{"", ir.Keys, ir.KVHeads, ir.HeadDim}
-	out := m.b.Attend(m.called(q, order, []string{"", ir.Seq, ir.Heads, ir.HeadDim}),
-		m.called(k, order, keys), m.called(v, order, keys), how)
-	axes := slices.Clone(q.axes)
-	axes[3] = v.axes[3]
-	for _, p := range []struct {
-		at   int
-		name string
-	}{{1, ir.Heads}, {2, ir.Seq}, {3, ir.HeadDim}} {
-		if to := m.name(axes[p.at].dims[0]); to != p.name {
-			out = m.b.Rename(out, p.name, to)
-		}
-	}
-	return m.tensor(out, nil, axes...)
 }
 
 // crossEntropy is the sum of the losses of all labels that are not negative, times their share.

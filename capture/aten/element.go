@@ -2,6 +2,7 @@ package aten
 
 import (
 	"math"
+	"slices"
 
 	"github.com/deepwell/deepwell/dtype"
 	"github.com/deepwell/deepwell/ir"
@@ -43,9 +44,16 @@ var elementRules = map[string]rule{
 		x := n.value("self")
 		return x.with(m.b.Rsqrt(x.v)).as(x.norm, shifted, inverted)
 	}),
-	"aten.sin.default":     unary((*ir.Builder).Sin),
-	"aten.cos.default":     unary((*ir.Builder).Cos),
-	"aten.tanh.default":    unary((*ir.Builder).Tanh),
+	"aten.sin.default": unary((*ir.Builder).Sin),
+	"aten.cos.default": unary((*ir.Builder).Cos),
+	"aten.tanh.default": sole(func(m *maker, n *node) *tensor {
+		x := n.value("self")
+		return x.with(m.b.Tanh(x.v)).step(x, func(s *scores) bool {
+			ok := s.stage == multiplied && s.how.SoftCap == 0 && !s.how.Causal && s.slopes == nil
+			s.stage = capped
+			return ok
+		})
+	}),
 	"aten.sigmoid.default": unary((*ir.Builder).Sigmoid),
 	"aten.relu.default":    unary((*ir.Builder).Relu),
 	"aten.silu.default":    unary((*ir.Builder).Silu),
@@ -75,7 +83,12 @@ var elementRules = map[string]rule{
 	"aten.gt.Tensor": compare("gt"), "aten.ge.Tensor": compare("ge"),
 	"aten.bitwise_not.default": not, "aten.logical_not.default": not,
 	"aten.where.self": sole(func(m *maker, n *node) *tensor {
-		return m.choose(n.value("condition"), n.value("self"), n.value("other"))
+		mask, x, y := n.tensor("condition"), n.value("self"), n.tensor("other")
+		out := m.choose(m.real(mask), x, m.real(y))
+		if len(y.known) == 0 || slices.Min(y.known) != slices.Max(y.known) {
+			return out
+		}
+		return m.hidden(out, x, mask, y.known[0])
 	}),
 	"aten.masked_fill.Scalar": sole(func(m *maker, n *node) *tensor {
 		x, by := n.value("self"), n.float("value", 0)
@@ -83,7 +96,8 @@ var elementRules = map[string]rule{
 			by = lowest(x.v.Type.Elem)
 		}
 		y := m.tensor(m.b.Fill(ir.Type{Elem: x.v.Type.Elem}, by), nil)
-		return m.choose(n.value("mask"), y, x)
+		mask := n.tensor("mask")
+		return m.hidden(m.choose(m.real(mask), y, x), x, opposite(mask), by)
 	}),
 	"aten.to.dtype": sole(convert), "aten.to.dtype_layout": sole(convert),
 	"aten.to.device": sole(convert), "aten.float.default": sole(convert),
@@ -108,6 +122,32 @@ var elementRules = map[string]rule{
 		}
 		return x.with(m.b.StopGradient(x.v))
 	}),
+}
+
+// hidden gives scores to what was made of x where a mask does not hold: very low numbers.
+func (m *maker) hidden(out, x, mask *tensor, by float64) *tensor {
+	return out.step(x, func(s *scores) bool {
+		next := s.masked(m, mask)
+		if next == nil || !(by <= -1e9 || by == lowest(x.v.Type.Elem)) {
+			return false
+		}
+		*s = *next
+		return true
+	})
+}
+
+// opposite is a mask that holds where another does not; nil if its numbers are not known.
+func opposite(mask *tensor) *tensor {
+	if mask.known == nil {
+		return mask
+	}
+	out := constant(dtype.Pred, mask.sizes(), make([]float64, len(mask.known)))
+	for i, v := range mask.known {
+		if v == 0 {
+			out.known[i] = 1
+		}
+	}
+	return out
 }
 
 // lowest stands for minus infinity: scores of that size weigh nothing, and their gradients are
@@ -146,13 +186,7 @@ func compare(how string) rule {
 var not = sole(func(m *maker, n *node) *tensor {
 	x := n.tensor("self")
 	if x.known != nil {
-		out := make([]float64, len(x.known))
-		for i, v := range x.known {
-			if v == 0 {
-				out[i] = 1
-			}
-		}
-		return constant(dtype.Pred, x.sizes(), out)
+		return opposite(x)
 	}
 	yes := m.b.Fill(ir.Type{Elem: dtype.Pred}, 1)
 	return x.with(m.b.Compare("ne", x.v, yes))
@@ -221,10 +255,17 @@ func (m *maker) sum(n *node, sign float64) *tensor {
 	case ok:
 		return x.with(m.b.Add(x.v, m.b.Fill(ir.Type{Elem: x.v.Type.Elem}, sign*by)))
 	}
-	y := n.value("other")
+	bias := n.tensor("other")
+	y := m.real(bias)
 	switch sign {
 	case 1:
-		return m.binary(m.real(x), y, m.b.Add)
+		return m.binary(m.real(x), y, m.b.Add).step(x, func(s *scores) bool {
+			next := s.masked(m, bias)
+			if next != nil {
+				*s = *next
+			}
+			return next != nil && bias.elem != dtype.Pred
+		})
 	case -1:
 		return m.binary(m.real(x), y, m.b.Sub)
 	}
@@ -236,7 +277,7 @@ func (m *maker) scaled(x *tensor, by float64) *tensor {
 	if by == 1 {
 		return x
 	}
-	return x.with(m.b.Scale(x.v, by))
+	return x.with(m.b.Scale(x.v, by)).step(x, scaledBy(by))
 }
 
 // power raises to whole powers and to halves.

@@ -257,7 +257,8 @@ func (m *maker) cast(t *tensor, to dtype.DType) *tensor {
 		if t.v.Type.Elem == m.elem(to) {
 			return t
 		}
-		return t.with(m.b.Convert(t.v, m.elem(to)))
+		out := t.with(m.b.Convert(t.v, m.elem(to)))
+		return out.step(t, func(*scores) bool { return to.Kind() == dtype.Float })
 	}
 	out := &tensor{known: t.known, elem: to, axes: t.axes}
 	switch {

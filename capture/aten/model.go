@@ -226,18 +226,34 @@ func (m *Model) build(s model.Shape, result pt2.Ref) (*ir.Graph, error) {
 	for range maxReadings {
 		dims.changed = false
 		r := &maker{Model: m, b: ir.NewBuilder("model"), dims: dims, shape: s,
-			matmulType: s.MatmulType}
+			matmulType: s.MatmulType, mixed: map[*ir.Value]*node{}}
 		g, err := r.read(result)
 		if err != nil {
 			return nil, err
 		}
 		if renamed := dims.rename(); !dims.changed && !renamed {
 			g.Ops = used(g)
+			if err := r.separate(g); err != nil {
+				return nil, err
+			}
 			return r.looped(g)
 		}
 	}
 	return nil, diag.New(diag.Internal, "the dimensions of the program got no names in %d readings",
 		maxReadings)
+}
+
+// separate reports where tokens of several documents meet in a graph.
+func (m *maker) separate(g *ir.Graph) error {
+	for _, op := range g.Ops {
+		if n := m.mixed[op.Out[0]]; n != nil {
+			m.missing.add(n, "documents in attention that is written out")
+		}
+	}
+	if len(m.missing) == 0 {
+		return nil
+	}
+	return m.missing.err()
 }
 
 // used lists the operations that results depend on.

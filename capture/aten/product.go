@@ -49,10 +49,16 @@ var productRules = map[string]rule{
 		x := n.value("self")
 		i := x.at(n.int("dim", -1))
 		if to, ok := n.dtype("dtype"); ok {
-			x = x.with(m.b.Convert(x.v, m.elem(to)))
+			x = m.cast(x, to)
 		}
+		from, last := x, i == len(x.axes)-1
 		x = m.whole(x, i)
-		return x.with(m.b.Softmax(x.v, m.name(x.axes[i].dims[0])))
+		out := x.with(m.b.Softmax(x.v, m.name(x.axes[i].dims[0])))
+		return out.step(from, func(s *scores) bool {
+			ok := last && s.stage == multiplied
+			s.stage = weighed
+			return ok
+		})
 	}),
 }
 
@@ -89,13 +95,14 @@ func (m *maker) contract(x, y *tensor, over, batch [][2]int, weight bool) contra
 	for _, p := range batch {
 		shared = append(shared, x.axes[p[0]].dims...)
 	}
+	apart := false // tokens of one sequence meet each other
 	for _, d := range y.dims() {
 		if slices.Contains(summed, d) || slices.Contains(shared, d) ||
 			!slices.Contains(x.dims(), d) && !slices.Contains(x.hidden, d) {
 			continue
 		}
 		if m.segments != nil && m.dims.wanted(d) == ir.Seq {
-			panic(refusal("documents in attention that is written out"))
+			apart = true
 		}
 		y = m.swap(y, d, m.fresh("other"+m.dims.all[d].key, m.size(d), d))
 	}
@@ -116,6 +123,9 @@ func (m *maker) contract(x, y *tensor, over, batch [][2]int, weight bool) contra
 		c.v = m.b.LinearIn(x.v, y.v, m.matmulType)
 	default:
 		c.v = m.b.Dot(x.v, y.v, m.names(summed)...)
+	}
+	if apart {
+		m.mixed[c.v] = m.node
 	}
 	return c
 }
@@ -157,6 +167,10 @@ func einsum(m *maker, n *node) *tensor {
 
 // einsum multiplies tensors whose axes are letters, and sums over those that out does not have.
 func (m *maker) einsum(a, b, out string, x, y *tensor) *tensor {
+	if t := m.weighted(a, b, out, x, y); t != nil {
+		return t
+	}
+	first, second := x, y
 	var over, batch [][2]int
 	for i := range a {
 		j := strings.IndexByte(b, a[i])
@@ -197,7 +211,9 @@ func (m *maker) einsum(a, b, out string, x, y *tensor) *tensor {
 			}
 		}
 	}
-	return m.tensor(c.v, c.hidden, axes...)
+	t := m.tensor(c.v, c.hidden, axes...)
+	m.product(t, a, b, out, first, second)
+	return t
 }
 
 // reduced sums over axes, or takes their mean.

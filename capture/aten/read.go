@@ -33,6 +33,9 @@ type maker struct {
 	marks      []mark
 	count      map[place]int  // nodes so far
 	calls      map[string]int // of dropout, by module
+	node       *node          // that is written
+	// Mixed are values in which tokens of several documents meet, and what made them.
+	mixed map[*ir.Value]*node
 }
 
 // read writes the graph of a result.
@@ -277,15 +280,9 @@ func (m *maker) stored(s pt2.Spec, made map[string]*tensor) (*tensor, error) {
 	}
 	trained := s.Kind == pt2.Parameter || s.Kind == pt2.Buffer && s.Persistent
 	if !trained || have.Type.Kind() != dtype.Float {
-		single := make([]float32, have.Shape().Elements())
-		if err := have.Read(single); err != nil {
+		if made[name], err = numbers(have); err != nil {
 			return nil, err
 		}
-		data := make([]float64, len(single))
-		for i, x := range single {
-			data[i] = float64(x)
-		}
-		made[name] = constant(have.Type, have.Dims, data)
 		return made[name], nil
 	}
 	t := ir.Type{Elem: m.elem(have.Type)}
@@ -293,6 +290,15 @@ func (m *maker) stored(s pt2.Spec, made map[string]*tensor) (*tensor, error) {
 		t.Elem = dtype.F32 // nearly equal scores decide where a token goes
 	}
 	out := &tensor{param: true, buffer: s.Kind == pt2.Buffer}
+	if out.buffer {
+		out.twin = func() *tensor {
+			t, err := numbers(have)
+			if err != nil {
+				panic(refusal(err.Error()))
+			}
+			return t
+		}
+	}
 	for i, n := range have.Dims {
 		d := m.dims.dim(name+string(rune('0'+i)), n, "", -1)
 		m.dims.all[m.dims.root(d)].param = true
@@ -324,6 +330,19 @@ func graphName(name string) string {
 	return name
 }
 
+// numbers reads what an archive holds.
+func numbers(have *pt2.Tensor) (*tensor, error) {
+	single := make([]float32, have.Shape().Elements())
+	if err := have.Read(single); err != nil {
+		return nil, err
+	}
+	data := make([]float64, len(single))
+	for i, x := range single {
+		data[i] = float64(x)
+	}
+	return constant(have.Type, have.Dims, data), nil
+}
+
 // run writes the nodes of a graph that are needed.
 func (m *maker) run(g *pt2.Graph, live map[*pt2.Node]bool) {
 	for i := range g.Nodes {
@@ -341,6 +360,7 @@ func (m *maker) write(n *node) {
 	at, _ := placeOf(n.path())
 	m.count[at]++
 	m.key = fmt.Sprintf("%s%s.%d.:%d:", outer, at.list, at.n, m.count[at])
+	m.node = n
 	m.guard(func() {
 		m.b.Tagged(tagOf(n.path()), func() { m.apply(n) })
 	}, func(why string) {

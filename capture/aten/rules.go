@@ -19,7 +19,7 @@ var rules map[string]rule
 func init() {
 	rules = map[string]rule{}
 	for _, group := range []map[string]rule{elementRules, shapeRules, productRules, blockRules,
-		makerRules, expertRules, indexRules} {
+		makerRules, expertRules, indexRules, attentionRules} {
 		maps.Copy(rules, group)
 	}
 }
@@ -51,7 +51,9 @@ func (n *node) tensor(name string) *tensor {
 	}
 	t := n.m.value(n.graph, ref)
 	if t.buffer {
-		return t.with(n.m.b.StopGradient(t.v))
+		out := t.with(n.m.b.StopGradient(t.v))
+		out.twin = t.twin
+		return out
 	}
 	return t
 }

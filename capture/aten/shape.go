@@ -16,7 +16,7 @@ var shapeRules = map[string]rule{
 		if i < 0 {
 			i += int64(len(x.axes)) + 1
 		}
-		return m.unsqueezed(x, int(i))
+		return m.twinned(x, func(x *tensor) *tensor { return m.unsqueezed(x, int(i)) })
 	}),
 	"aten.squeeze.dim":   sole(view),
 	"aten.unflatten.int": sole(view),
@@ -32,7 +32,9 @@ var shapeRules = map[string]rule{
 		if x.padded && from == 1 && i == len(x.axes)-1 {
 			return m.shifted(x)
 		}
-		return m.sliced(x, i, from, to, n.int("step", 1), "")
+		return m.twinned(x, func(x *tensor) *tensor {
+			return m.sliced(x, i, from, to, n.int("step", 1), "")
+		})
 	}),
 	"aten.narrow.default": sole(func(m *maker, n *node) *tensor {
 		x := n.tensor("self")
@@ -89,6 +91,17 @@ func (m *maker) unsqueezed(x *tensor, i int) *tensor {
 	return m.tensor(x.v, x.hidden, slices.Insert(slices.Clone(x.axes), i, axis{size: 1})...)
 }
 
+// twinned applies a function to a tensor and to its numbers.
+func (m *maker) twinned(x *tensor, f func(x *tensor) *tensor) *tensor {
+	out := f(x)
+	if x.twin == nil || out.known != nil {
+		return out
+	}
+	t := *out
+	t.twin = func() *tensor { return f(x.twin()) }
+	return &t
+}
+
 // longer gives the axes of labels with one more place.
 func (m *maker) longer(x *tensor) []axis {
 	axes := slices.Clone(x.axes)
@@ -105,7 +118,21 @@ func (m *maker) shifted(x *tensor) *tensor {
 }
 
 // view gives a tensor the sizes of the node's output, with the same elements in the same order.
-func view(m *maker, n *node) *tensor { return m.viewed(n.tensor("self"), n.out(0)) }
+func view(m *maker, n *node) *tensor {
+	x, sizes := n.tensor("self"), n.out(0)
+	out := m.viewed(x, sizes)
+	// [batch, kv, n, keys, head], each n times, is [batch, heads, keys, head].
+	if len(x.axes) == 5 && len(sizes) == 4 && x.known == nil && len(x.axes[2].dims) == 0 {
+		old := x.sizes()
+		if slices.Equal(slices.Delete(old, 2, 3), slices.Replace(slices.Clone(sizes), 1, 2, old[1])) &&
+			sizes[1] == x.axes[1].size*x.axes[2].size {
+			t := *out
+			t.grouped = m.tensor(x.v, x.hidden, slices.Delete(slices.Clone(x.axes), 2, 3)...)
+			return &t
+		}
+	}
+	return out
+}
 
 func (m *maker) viewed(x *tensor, sizes []int64) *tensor {
 	if x.known != nil {

@@ -24,6 +24,8 @@ var sharded = []struct {
 }{
 	{"nanogpt", []string{"dp", "tp", "sp"}},
 	{"phi3", []string{"dp", "tp"}},
+	{"einsum", []string{"dp", "tp", "sp", "cp"}},
+	{"alibi", []string{"dp", "tp", "cp"}},
 }
 
 // Plans of two devices give the loss of data parallelism after three steps.

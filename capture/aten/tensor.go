@@ -24,6 +24,11 @@ type tensor struct {
 	param  bool        // a parameter as it is
 	buffer bool        // a parameter without a gradient
 	norm   *norm       // what it is to a norm that is written out
+	scores *scores     // what it is to attention that is written out
+	// Twin gives the numbers of a buffer, which are in a checkpoint and so an input of the graph.
+	twin func() *tensor
+	// Grouped is what each element was repeated of along axis 1, as keys are for several heads.
+	grouped *tensor
 }
 
 // An axis is a product of dimensions, major first. One without dimensions is repeated.
