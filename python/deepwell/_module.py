@@ -29,10 +29,11 @@ DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF1
           "U8": torch.uint8, "BOOL": torch.bool}
 
 
-def save(module: nn.Module, path: str, tokens: int) -> bool:
+def save(module: nn.Module, path: str | None, tokens: int) -> bool:
     """Writes the module's loss, for sequences of up to some tokens, and says whether it moves labels.
 
-    transformers' models take labels at their own token, and move them to the token before.
+    transformers' models take labels at their own token, and move them to the token before. Without a
+    path nothing is written.
     """
     if frozen := [n for n, p in module.named_parameters() if not p.requires_grad]:
         raise Error("", f"{len(frozen)} parameters are frozen, and the engine trains all: "
@@ -45,6 +46,8 @@ def save(module: nn.Module, path: str, tokens: int) -> bool:
             1: torch.export.Dim("seq", min=2, max=max(tokens, 8))}
     with _as_loss(module):
         shifts = _shifts(module, ids, labels)
+        if path is None:
+            return shifts
         module.train()
         program = torch.export.export(module, (), {"input_ids": ids, "labels": labels}, strict=False,
                                       dynamic_shapes={"input_ids": dims, "labels": dims})

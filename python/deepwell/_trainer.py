@@ -21,6 +21,9 @@ from ._program import Error, Said, run as _run
 from ._results import Choice, Engine, Model, Plan, PrecisionPolicy, Result, source_of
 
 
+PROGRAM = "program.pt2"  # of the module, in the run's folder
+
+
 @dataclass(frozen=True, kw_only=True)
 class Fitted(Result):
     """A run that fit has made."""
@@ -90,12 +93,12 @@ class Trainer:
         elif isinstance(engine, (Model, str, os.PathLike)):
             source = source_of(engine)
         elif _is_module(engine):
-            module, source = engine, "./model.pt2"
+            # What optimize gave has the parameters of the user's module, and another forward.
+            module = getattr(getattr(type(engine), "_deepwell", None), "module", engine)
+            source = f"./{PROGRAM}"
         else:
             raise TypeError(f"an engine is a torch module, or what capture or compile gave, not a "
                             f"{type(engine).__name__}")
-        if elastic is False and not isinstance(dataloader, Iterable):
-            raise TypeError(f"a dataloader gives batches, and a {type(dataloader).__name__} does not")
         return cls(source, module, optimizer=optimizer, scheduler=scheduler, dataloader=dataloader,
                    plan=plan, precision=precision, run=run, device=device, settings=settings or {})
 
@@ -161,9 +164,11 @@ class Trainer:
         optimizer = _optimizer.keys(self._optimizer, self._scheduler, steps, names)
         source = self._source
         if self._module is not None:
-            shifts = _module.save(self._module, str(folder / "model.pt2"), shape.tokens)
-            shape, source = shape._replace(shifts=shifts), str(folder / "model.pt2")
-        choice, file, _, _ = _plan(self._plan)
+            source = str(folder / PROGRAM)
+            begun = os.path.exists(source) and any(folder.glob("checkpoints/step-*"))
+            # A run that is resumed goes on with the program that it began with.
+            shape = shape._replace(shifts=_module.save(self._module, None if begun else source,
+                                                       shape.tokens))
         words, files = _precision(lambda: source, precision)
         if files:
             (folder / "policy.json").write_text(files["policy.json"], "utf-8")
