@@ -58,6 +58,8 @@ func kernels() (list []kernel) {
 	for _, s := range fused.Sources() {
 		list = append(list, kernel{s.Name + " mxfp8", rows * cols * s.Parts,
 			func(string) (*triton.Kernel, error) { return fused.MXFP8(rows, cols, s) }})
+		list = append(list, kernel{s.Name + " nvfp4", rows * cols * s.Parts,
+			func(string) (*triton.Kernel, error) { return fused.NVFP4(rows, cols, s) }})
 	}
 	for _, f := range []dtype.Format{"", dtype.MXFP8, dtype.NVFP4} {
 		g := fused.Group{Rows: 16384, Out: 4096, In: 7168, Experts: 8, Format: f}

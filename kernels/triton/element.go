@@ -125,6 +125,13 @@ func (v Value) Mul(x any) Value { return v.binary("muli", "mulf", x) }
 // Div is v / x, of integers towards zero.
 func (v Value) Div(x any) Value { return v.binary("divsi", "divf", x) }
 
+// DivExact is v / x of float32, rounded to the nearest as IEEE 754 says; Div is off by 2 units in the
+// last place there.
+func (v Value) DivExact(x any) Value {
+	a, c := match(v, v.like(x))
+	return v.b.emit(a.elem, false, a.shape, "tt.precise_divf %s, %s : %s", a.name, c.name, a.typ())
+}
+
 // Rem is what integers leave when divided, with the sign of v.
 func (v Value) Rem(x any) Value { return v.binary("remsi", "", x) }
 
@@ -252,6 +259,11 @@ func (v Value) Abs() Value { return v.math("absf") }
 // operands have one shape, and the result has their type.
 func (v Value) Asm(ptx, constraints string, more ...Value) Value {
 	return v.b.asm(ptx, constraints, 1, v.elem, append([]Value{v}, more...))
+}
+
+// Pack is inline PTX of two float32 numbers whose result $0 has 32 bits.
+func (v Value) Pack(ptx string, x Value) Value {
+	return v.b.asm(ptx, "=r,f,f", 1, I32, []Value{v, x})
 }
 
 // asm is inline PTX; pack elements of each operand are packed into registers of 32 bits.

@@ -91,10 +91,11 @@ var integers = map[string]func(x, y int64, elem string) int64{
 }
 
 var floats = map[string]func(x, y float32) float32{
-	"arith.addf": func(x, y float32) float32 { return x + y },
-	"arith.subf": func(x, y float32) float32 { return x - y },
-	"arith.mulf": func(x, y float32) float32 { return x * y },
-	"arith.divf": func(x, y float32) float32 { return x / y },
+	"arith.addf":      func(x, y float32) float32 { return x + y },
+	"arith.subf":      func(x, y float32) float32 { return x - y },
+	"arith.mulf":      func(x, y float32) float32 { return x * y },
+	"arith.divf":      func(x, y float32) float32 { return x / y },
+	"tt.precise_divf": func(x, y float32) float32 { return x / y },
 	"arith.maxnumf": func(x, y float32) float32 {
 		if x != x || y > x {
 			return y
