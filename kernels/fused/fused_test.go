@@ -271,12 +271,12 @@ func TestPlantedErrors(t *testing.T) {
 func nvfp4(t *testing.T, x []uint16, rows, cols int) (list [4][]byte, amax [2]float32) {
 	t.Helper()
 	n := rows * cols
-	turned := make([]uint16, n)
-	err := errors.Join(codec.Transpose(turned, x, rows, cols), codec.Hadamard(turned, turned))
+	transposed := make([]uint16, n)
+	err := errors.Join(codec.Transpose(transposed, x, rows, cols), codec.Hadamard(transposed, transposed))
 	list = [4][]byte{make([]byte, n/2), make([]byte, n/16), make([]byte, n/2), make([]byte, n/16)}
-	amax = [2]float32{codec.Amax(x), codec.Amax(turned)}
+	amax = [2]float32{codec.Amax(x), codec.Amax(transposed)}
 	err = errors.Join(err, codec.NVFP4(list[0], list[1], x, amax[0]),
-		codec.NVFP4(list[2], list[3], turned, amax[1]))
+		codec.NVFP4(list[2], list[3], transposed, amax[1]))
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -40,9 +40,9 @@ func NVFP4(rows, cols int, s Source) (*tt.Kernel, error) {
 // An nvfp4 writes the results of a kernel: codes and scales along rows, and transposed.
 type nvfp4 struct {
 	*tile
-	all           int // columns of all parts
-	out           []tt.Value
-	plain, turned grid
+	all               int // columns of all parts
+	out               []tt.Value
+	plain, transposed grid
 }
 
 // A grid holds what all blocks of a tensor share, as in dtype/block: the scale in, over the largest
@@ -100,7 +100,7 @@ func (m nvfp4) along(from int, y tt.Value) {
 // across writes the tile transposed, transformed and quantized along columns.
 func (m nvfp4) across(from int, y tt.Value) {
 	h := m.transform(y)
-	scale, factor := m.turned.scales(magnitude(h).Largest(2))
+	scale, factor := m.transposed.scales(magnitude(h).Largest(2))
 	q := codes(h.To(tt.F32), factor)
 	col := m.col.Add(from)
 	byteOf := m.b.Program(0).Mul(tileRows / 2).Add(m.b.Range(tileRows / 2))
