@@ -106,12 +106,13 @@ func each(f func(x float64) float64) func(out *block, in []*block) {
 var instructions = map[string]func(out *block, in []*block){
 	"tanh.approx.f32":    each(math.Tanh),
 	"ex2.approx.ftz.f32": each(math.Exp2),
-	// Two numbers to a byte, the second operand of the instruction in the low half; four times.
-	"{ .reg .b8 t; cvt.rn.satfinite.e2m1x2.f32 t, $2, $1; mov.b32 $0, {t, t, t, t}; }": func(out *block,
-		in []*block) {
-		for i := range out.ints {
-			low, high := dtype.E2M1FromF32(in[0].floats[i]), dtype.E2M1FromF32(in[1].floats[i])
-			out.ints[i] = wrap(int64(low|high<<4)*0x01010101, "i32")
-		}
-	},
+	"{ .reg .b8 t; cvt.rn.satfinite.e2m1x2.f32 t, $2, $1; mov.b32 $0, {t, t, t, t}; }": packE2M1,
+}
+
+// packE2M1 rounds two numbers to a byte, the first in the low half, and repeats it four times.
+func packE2M1(out *block, in []*block) {
+	for i := range out.ints {
+		low, high := dtype.E2M1FromF32(in[0].floats[i]), dtype.E2M1FromF32(in[1].floats[i])
+		out.ints[i] = wrap(int64(low|high<<4)*0x01010101, "i32")
+	}
 }

@@ -1,0 +1,86 @@
+package fused_test
+
+import (
+	"bytes"
+	"math/rand/v2"
+	"testing"
+
+	"github.com/deepwell/deepwell/engine"
+	"github.com/deepwell/deepwell/internal/enginetest"
+	"github.com/deepwell/deepwell/internal/slowtest"
+	"github.com/deepwell/deepwell/internal/softgpu"
+	"github.com/deepwell/deepwell/kernels/fused"
+	"github.com/deepwell/deepwell/kernels/triton"
+	"github.com/deepwell/deepwell/kernels/triton/run"
+	"github.com/deepwell/deepwell/program"
+)
+
+// The PTX that XLA makes of kernels, run on the software GPU, writes the bytes that the interpreter
+// of their text writes.
+func TestKernelsOnSoftwareGPU(t *testing.T) {
+	slowtest.Only(t)
+	if !softgpu.Child(t, softgpu.Options{GPUs: 1, Memory: 64 << 20}) {
+		return
+	}
+	e, err := engine.Open(t.Context(), "cuda13", engine.Options{Cache: enginetest.Cache()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer e.Close()
+	r := rand.New(rand.NewPCG(22, 6))
+	for _, s := range fused.Sources() {
+		for _, d := range [][2]int{{128, 256}, {32, 128}, {96, 384}} {
+			k, err := fused.MXFP8(d[0], d[1], s)
+			if err != nil {
+				t.Fatal(err)
+			}
+			in, _ := operands(r, s, d[0], d[1])
+			want := arrays(k, in...)
+			if err := run.Kernel(k, want); err != nil {
+				t.Fatal(err)
+			}
+			for i, got := range onGPU(t, e, k, in) {
+				if n, first := differ(got, want[len(in)+i]); n > 0 {
+					t.Errorf("%s, %v: %s: %d of %d bytes differ, the first at %d: %#x, want %#x", k.Name, d,
+						k.Args[len(in)+i].Name, n, len(got), first, got[first], want[len(in)+i][first])
+				}
+			}
+		}
+	}
+}
+
+// onGPU runs a kernel by the engine and gives its results.
+func onGPU(t *testing.T, e *engine.Engine, k *triton.Kernel, in [][]byte) (out [][]byte) {
+	t.Helper()
+	x, err := e.Compile(t.Context(), &program.FromText(k.Name, k.Module(), 1).Modules[0])
+	if err != nil {
+		t.Fatalf("%v\n%s", err, k.Text)
+	}
+	defer x.Free()
+	var args []*engine.Array
+	for i, b := range in {
+		a, err := e.Place(x.Module(), x.Module().Args[i], engine.Copied,
+			func(int) ([]byte, error) { return bytes.Clone(b), nil })
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer a.Free()
+		args = append(args, a)
+	}
+	r, err := x.Run(t.Context(), args...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer r.Free()
+	if err := r.Wait(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	for _, a := range r.Results {
+		b, err := a.Read(t.Context(), 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		out = append(out, b)
+	}
+	return out
+}
