@@ -125,8 +125,8 @@ func (v Value) Mul(x any) Value { return v.binary("muli", "mulf", x) }
 // Div is v / x, of integers towards zero.
 func (v Value) Div(x any) Value { return v.binary("divsi", "divf", x) }
 
-// DivExact is v / x of float32, rounded to the nearest as IEEE 754 says; Div is off by 2 units in the
-// last place there.
+// DivExact is v / x of float32, rounded to the nearest as IEEE 754 says; Div is off by 2 units in
+// the last place there.
 func (v Value) DivExact(x any) Value {
 	a, c := match(v, v.like(x))
 	return v.b.emit(a.elem, false, a.shape, "tt.precise_divf %s, %s : %s", a.name, c.name, a.typ())
