@@ -48,7 +48,7 @@ func main() {
 // A kernel is printed for a target, in the shape of a Llama 70B layer or of DeepSeek-V3's experts.
 type kernel struct {
 	name     string
-	elements int // of its results, that instructions are counted by; 0 for GEMMs
+	elements int // of its results, that instructions are counted by; 0 where there are loops
 	print    func(gpu string) (*triton.Kernel, error)
 }
 
@@ -61,6 +61,14 @@ func kernels() (list []kernel) {
 		list = append(list, kernel{s.Name + " nvfp4", rows * cols * s.Parts,
 			func(string) (*triton.Kernel, error) { return fused.NVFP4(rows, cols, s) }})
 	}
+	list = append(list,
+		kernel{"residual norm", rows * cols, func(string) (*triton.Kernel, error) {
+			return fused.ResidualNorm(rows, cols, 1e-5)
+		}},
+		kernel{"rms_norm grad", 0,
+			func(string) (*triton.Kernel, error) { return fused.RMSNormGrad(rows, cols) }},
+		kernel{"cross_entropy", 0,
+			func(string) (*triton.Kernel, error) { return fused.CrossEntropy(rows, 128256) }})
 	for _, f := range []dtype.Format{"", dtype.MXFP8, dtype.NVFP4} {
 		g := fused.Group{Rows: 16384, Out: 4096, In: 7168, Experts: 8, Format: f}
 		name := string(f)

@@ -76,8 +76,8 @@ func finite(x tt.Value) tt.Value {
 func codes(blocks, factor tt.Value) tt.Value {
 	n, k := blocks.Shape()[0], blocks.Shape()[1]
 	first, second := blocks.Mul(factor.Expand(2)).Reshape(n, 8*k, 2).Split()
-	return first.Pack("{ .reg .b8 t; cvt.rn.satfinite.e2m1x2.f32 t, $2, $1; mov.b32 $0, {t, t, t, t}; }",
-		second).To(tt.I8)
+	return first.Pack("{ .reg .b8 t; cvt.rn.satfinite.e2m1x2.f32 t, $2, $1; "+
+		"mov.b32 $0, {t, t, t, t}; }", second).To(tt.I8)
 }
 
 // magnitude gives the bits of bfloat16 magnitudes.

@@ -28,6 +28,31 @@ func TestKernelsOnSoftwareGPU(t *testing.T) {
 	}
 	defer e.Close()
 	r := rand.New(rand.NewPCG(22, 6))
+	x, _ := normal(r, 600*256, 1)
+	y, _ := normal(r, 600*256, 2)
+	stats, _ := operands(r, source(t, "rms_norm"), 600, 256)
+	for _, c := range []struct {
+		kernel func() (*triton.Kernel, error)
+		in     [][]byte
+		bound  float64
+	}{
+		{func() (*triton.Kernel, error) { return fused.ResidualNorm(600, 256, 1e-5) }, [][]byte{x, y},
+			float32Bound},
+		{func() (*triton.Kernel, error) { return fused.RMSNormGrad(600, 256) },
+			[][]byte{x, y, stats[1], stats[2]}, bf16Bound},
+		{func() (*triton.Kernel, error) { return fused.CrossEntropy(30, 5120) },
+			[][]byte{x, ints(make([]int32, 30)...)}, float32Bound},
+	} {
+		k, err := c.kernel()
+		if err != nil {
+			t.Fatal(err)
+		}
+		want := results(t, k, c.in...)
+		for i, b := range onGPU(t, e, k, c.in) {
+			a := k.Args[len(c.in)+i]
+			near(t, k.Name+", "+a.Name, values(a, b), want[i], c.bound)
+		}
+	}
 	for _, s := range fused.Sources() {
 		for _, d := range [][2]int{{128, 256}, {32, 128}, {96, 384}} {
 			k, err := fused.MXFP8(d[0], d[1], s)

@@ -1,0 +1,139 @@
+package fused
+
+import (
+	"math"
+	"math/bits"
+
+	tt "github.com/deepwell/deepwell/kernels/triton"
+)
+
+// A whole row is one block: its columns, up to a power of two, and which of them there are.
+type wholeRow struct {
+	b      *tt.Builder
+	cols   int
+	col    tt.Value
+	masked bool
+}
+
+func newWholeRow(b *tt.Builder, cols int) *wholeRow {
+	n := 1 << bits.Len(uint(cols-1))
+	return &wholeRow{b, cols, b.Range(n), n != cols}
+}
+
+// warps gives threads enough for 16 numbers of a row each, and at least one warp.
+func (w *wholeRow) warps() int { return min(max(w.col.Shape()[0]/(16*32), 1), 16) }
+
+// at points to row number n of a matrix, or to a vector if n is the zero Value.
+func (w *wholeRow) at(x, n tt.Value) tt.Value {
+	return x.At(n.To(tt.I64).Mul(w.cols)).At(w.col)
+}
+
+func (w *wholeRow) load(p tt.Value) tt.Value {
+	if w.masked {
+		return w.b.LoadIf(w.col.Is("lt", w.cols), p, 0).To(tt.F32)
+	}
+	return w.b.Load(p).To(tt.F32)
+}
+
+func (w *wholeRow) store(p, v tt.Value) {
+	if w.masked {
+		w.b.StoreIf(w.col.Is("lt", w.cols), p, v)
+		return
+	}
+	w.b.Store(p, v)
+}
+
+// ResidualNorm adds a residual and takes the statistics of RMS norm in the same read: r is
+// 1/√(mean(s²) + ε) of the sum s as it is stored.
+//
+//	x, y [rows, cols] → s [rows, cols] in bfloat16, r [rows] in float32
+func ResidualNorm(rows, cols int, eps float64) (*tt.Kernel, error) {
+	b, v := tt.New("residual_norm",
+		tt.Arg{Name: "x", Elem: tt.BF16, Shape: []int{rows, cols}},
+		tt.Arg{Name: "y", Elem: tt.BF16, Shape: []int{rows, cols}},
+		tt.Arg{Name: "s", Elem: tt.BF16, Shape: []int{rows, cols}, Result: true},
+		tt.Arg{Name: "r", Elem: tt.F32, Shape: []int{rows}, Result: true})
+	w, n := newWholeRow(b, cols), b.Program(0)
+	sum := w.load(w.at(v[0], n)).Add(w.load(w.at(v[1], n))).To(tt.BF16)
+	w.store(w.at(v[2], n), sum)
+	f := sum.To(tt.F32)
+	mean := f.Mul(f).Sum(0).Mul(1 / float64(cols))
+	b.Store(v[3].At(n), mean.Add(eps).Rsqrt())
+	return b.Kernel(tt.Launch{Grid: [3]int{rows}, Warps: w.warps()})
+}
+
+// gradPrograms is how many programs share the rows of a norm's gradient: four for each of 148 SMs,
+// so that the weight's gradient has few parts and every SM has work.
+const gradPrograms = 592
+
+// RMSNormGrad is the gradient of RMS norm in one read of x and dy: with h = x·r and g = dy·w,
+// dx = r·(g − h·mean(g·h)), and dw = Σ dy·h over the rows, in as many parts as there are programs.
+//
+//	x, dy [rows, cols], w [cols], r [rows] → dx [rows, cols], dw [programs, cols] in float32
+func RMSNormGrad(rows, cols int) (*tt.Kernel, error) {
+	programs := min(rows, gradPrograms)
+	b, v := tt.New("rms_norm_grad",
+		tt.Arg{Name: "x", Elem: tt.BF16, Shape: []int{rows, cols}},
+		tt.Arg{Name: "dy", Elem: tt.BF16, Shape: []int{rows, cols}},
+		tt.Arg{Name: "w", Elem: tt.BF16, Shape: []int{cols}},
+		tt.Arg{Name: "r", Elem: tt.F32, Shape: []int{rows}},
+		tt.Arg{Name: "dx", Elem: tt.BF16, Shape: []int{rows, cols}, Result: true},
+		tt.Arg{Name: "dw", Elem: tt.F32, Shape: []int{programs, cols}, Result: true})
+	w, me := newWholeRow(b, cols), b.Program(0)
+	weight := w.load(v[2].At(w.col))
+	sum := b.For(me, me.Const(rows), me.Const(programs), []tt.Value{weight.Const(0.0)},
+		func(n tt.Value, sum []tt.Value) []tt.Value {
+			x, dy, r := w.load(w.at(v[0], n)), w.load(w.at(v[1], n)), b.Load(v[3].At(n))
+			h, g := x.Mul(r), dy.Mul(weight)
+			mean := g.Mul(h).Sum(0).Mul(1 / float64(cols))
+			w.store(w.at(v[4], n), g.Sub(h.Mul(mean)).Mul(r).To(tt.BF16))
+			return []tt.Value{sum[0].Add(dy.Mul(h))}
+		})
+	w.store(w.at(v[5], me), sum[0])
+	return b.Kernel(tt.Launch{Grid: [3]int{programs}, Warps: w.warps()})
+}
+
+// Logits are read in chunks of 4,096 by 256 threads; each thread keeps the largest of its own
+// numbers and a sum of exponentials less that, since one comparison for 8 exponentials is cheaper
+// than one each (reference/triton_kernels.md, xent2).
+const (
+	logitChunk  = 4096
+	logitThread = 8
+)
+
+// CrossEntropy gives the statistics of rows of logits in one read: the largest, the sum of
+// exponentials less the largest, and the label's logit, which is 0 where the label is not among the
+// columns, as with a vocabulary that is shared out.
+//
+//	x [rows, cols], labels [rows], from the first column on → top, total, at [rows] in float32
+func CrossEntropy(rows, cols int) (*tt.Kernel, error) {
+	b, v := tt.New("cross_entropy",
+		tt.Arg{Name: "x", Elem: tt.BF16, Shape: []int{rows, cols}},
+		tt.Arg{Name: "labels", Elem: tt.I32, Shape: []int{rows}},
+		tt.Arg{Name: "top", Elem: tt.F32, Shape: []int{rows}, Result: true},
+		tt.Arg{Name: "total", Elem: tt.F32, Shape: []int{rows}, Result: true},
+		tt.Arg{Name: "at", Elem: tt.F32, Shape: []int{rows}, Result: true})
+	n := b.Program(0)
+	row := v[0].At(n.To(tt.I64).Mul(cols))
+	parts, log2e := logitChunk/logitThread, math.Log2E
+	least := b.Full(-1e30, tt.F32, parts) // finite: the difference of two infinities is a NaN
+	sums := b.For(n.Const(0), n.Const(cols), n.Const(logitChunk),
+		[]tt.Value{least, b.Full(0.0, tt.F32, parts)},
+		func(i tt.Value, carried []tt.Value) []tt.Value {
+			col := i.Add(b.Range(logitChunk))
+			x := b.LoadIf(col.Is("lt", cols), row.At(col), -1e30).To(tt.F32).Reshape(parts, logitThread)
+			top := carried[0].Max(x.Largest(1).Mul(log2e))
+			terms := exp2(x.Mul(log2e).Sub(top.Expand(1))).Sum(1)
+			return []tt.Value{top, carried[1].Mul(exp2(carried[0].Sub(top))).Add(terms)}
+		})
+	top := sums[0].Largest(0)
+	b.Store(v[2].At(n), top.Mul(math.Ln2))
+	b.Store(v[3].At(n), sums[1].Mul(exp2(sums[0].Sub(top))).Sum(0))
+	label := b.Load(v[1].At(n))
+	here := label.Is("ge", 0).And(label.Is("lt", cols))
+	b.Store(v[4].At(n), b.LoadIf(here, row.At(label), 0).To(tt.F32))
+	return b.Kernel(tt.Launch{Grid: [3]int{rows}, Warps: 8, Stages: 2})
+}
+
+// exp2 is one instruction, whose error is 2^-22.5 (PTX ISA, ex2.approx.ftz.f32).
+func exp2(x tt.Value) tt.Value { return x.Asm("ex2.approx.ftz.f32 $0, $1;", "=f,f") }
