@@ -7,8 +7,8 @@ import (
 )
 
 // NVFP4 quantizes what a source computes, both ways in one read: E2M1 codes, two to a byte, an E4M3
-// scale for every 16, and a scale of the whole tensor, whose largest magnitudes are operands: of the
-// matrix, and of what the columns' transform makes of it. Columns go through the random Hadamard
+// scale for every 16, and a scale of the whole tensor, whose largest magnitudes are operands: amax
+// of the matrix, and amaxt of what the transform makes of it. Columns go through the random Hadamard
 // transform first.
 //
 //	→ codes [rows, n·cols/2] and scales of blocks along rows,
