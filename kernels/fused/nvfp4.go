@@ -8,8 +8,8 @@ import (
 
 // NVFP4 quantizes what a source computes, both ways in one read: E2M1 codes, two to a byte, an E4M3
 // scale for every 16, and a scale of the whole tensor, whose largest magnitudes are operands: amax
-// of the matrix, and amaxt of what the transform makes of it. Columns go through the random Hadamard
-// transform first.
+// of the matrix, and amaxt of what the transform makes of it. Columns go through the random
+// Hadamard transform first.
 //
 //	→ codes [rows, n·cols/2] and scales of blocks along rows,
 //	  codes [n·cols, rows/2] and scales of blocks along columns
