@@ -59,6 +59,7 @@ type described struct {
 	Params  []stored         `json:"params"`
 	Grads   []gradient       `json:"grads"`
 	Used    []bool           `json:"used"` // by the caller's tensors
+	Draws   []drawn          `json:"draws"`
 	Parts   []aten.Part      `json:"parts"`
 	Kernels []kernels.Choice `json:"kernels"`
 	Loop    string           `json:"loop"`
@@ -77,6 +78,14 @@ type output struct {
 	Result int     `json:"result"`
 	Dims   []int64 `json:"dims"`
 	Type   string  `json:"type"`
+}
+
+// A drawn mask is 1 with the probability Keep and 0 elsewhere. Masks follow the caller's tensors
+// among the arguments of a forward pass.
+type drawn struct {
+	Dims []int64 `json:"dims"`
+	Type string  `json:"type"`
+	Keep float64 `json:"keep"`
 }
 
 // A stored parameter: the tensors that it is made of, one after the other in memory.
@@ -127,6 +136,11 @@ func (s *server) compile(ctx context.Context, o *opened, w wish) (*variant, *des
 		for k := range w.Sizes {
 			if a.Name == aten.InputName(k) {
 				v.forward.inputs[i] = k
+			}
+		}
+		for k, mask := range r.Draws {
+			if a.Name == mask.Name {
+				v.forward.inputs[i] = len(w.Sizes) + k
 			}
 		}
 	}
@@ -196,6 +210,10 @@ func (v *variant) describe(d *described, r *aten.Reading, w wish) {
 	for i := range w.Sizes {
 		_, used := args[aten.InputName(i)]
 		d.Used = append(d.Used, used)
+	}
+	for _, mask := range r.Draws {
+		a := args[mask.Name].Global
+		d.Draws = append(d.Draws, drawn{a.Dims, a.Type.String(), mask.Keep})
 	}
 	shape := map[string]gradient{}
 	for _, p := range v.params {

@@ -22,6 +22,7 @@ type Function struct {
 // NewFunction reads the signature of an archive, which must stay open.
 func NewFunction(a *pt2.Archive) (*Function, error) {
 	f := &Function{model: newModel(a)}
+	f.model.masked = true
 	for _, s := range a.Program.Inputs {
 		ref, ok := s.Arg.(pt2.Ref)
 		if s.Kind != pt2.UserInput || !ok {
@@ -60,6 +61,7 @@ type Reading struct {
 	Outputs []Output // as the program returns them, then what was asked for beside them
 	Params  []model.Param
 	Parts   []Part
+	Draws   []Draw
 }
 
 // An Output is a tensor that the program returns.
@@ -263,7 +265,7 @@ func (m *maker) outputs(wanted []pt2.Ref, own int) (*Reading, error) {
 
 // finish describes the parts of the program, and makes repeated layers loops.
 func (m *maker) finish(r *Reading) (*Reading, error) {
-	r.Graph.Ops = used(r.Graph)
+	r.Graph.Ops, r.Draws = used(r.Graph), m.draws
 	r.Parts = m.parts(r.Graph)
 	g, err := m.looped(r.Graph)
 	if err != nil {
@@ -321,76 +323,4 @@ func (m *maker) parts(g *ir.Graph) []Part {
 		next = i + 1
 	}
 	return list
-}
-
-// functionRules are rules of a [Function] where it differs from a [Model].
-var functionRules = map[string]rule{
-	"aten.cross_entropy_loss.default": sole(ownLoss),
-	"aten.pad.default":                sole(ownPad),
-}
-
-// ownLoss is the cross-entropy as the program has it: the mean over labels, their sum, or one of
-// each. Labels that are ignored become -1, which operations know.
-func ownLoss(m *maker, n *node) *tensor {
-	x, labels := n.value("self"), n.value("target")
-	if len(x.axes) != 2 || len(labels.axes) != 1 || labels.v.Type.Elem.Kind() == dtype.Float {
-		panic(refusal("a loss of other than logits [tokens, classes] and labels [tokens]"))
-	}
-	if n.has("weight") || n.float("label_smoothing", 0) != 0 {
-		panic(refusal("a loss with weights or smoothing"))
-	}
-	x = m.whole(x, 1)
-	labels, x = m.match(labels, x, 0, 0)
-	m.dims.wish(x.axes[1].dims[0], ir.Vocab)
-	rows, vocab := m.names(labels.axes[0].dims), m.name(x.axes[1].dims[0])
-	l := m.b.Transpose(labels.v, rows...)
-	number := func(to float64) *ir.Value { return m.b.Fill(ir.Type{Elem: l.Type.Elem}, to) }
-	if skip := n.int("ignore_index", -100); skip >= 0 {
-		l = m.b.Select(m.b.Compare("eq", l, number(float64(skip))), m.b.Fill(l.Type, -1), l)
-	}
-	each := m.b.CrossEntropy(m.b.Transpose(x.v, append(slices.Clone(rows), vocab)...), l, vocab)
-	elem := m.elem(n.graph.Values[string(n.Outputs[0])].Type)
-	switch n.int("reduction", 1) {
-	case 0:
-		return m.tensor(m.b.Convert(each, elem), nil, labels.axes...)
-	case 2:
-		return m.tensor(m.b.Convert(m.b.Sum(each, rows...), elem), nil)
-	}
-	counted := m.b.Convert(m.b.Compare("ge", l, number(0)), each.Type.Elem)
-	mean := m.b.Div(m.b.Sum(each, rows...), m.b.Sum(counted, rows...))
-	return m.tensor(m.b.Convert(mean, elem), nil)
-}
-
-// ownPad pads with any number.
-func ownPad(m *maker, n *node) *tensor {
-	by, fill := n.ints("pad"), n.float("value", 0)
-	if fill == 0 {
-		return rules["aten.pad.default"](m, n)[0]
-	}
-	if n.text("mode", "constant") != "constant" {
-		panic(refusal("padding with other than a number"))
-	}
-	x := n.value("self")
-	for k := 0; k+1 < len(by); k += 2 {
-		i := len(x.axes) - 1 - k/2
-		var list []*tensor
-		if by[k] < 0 || by[k+1] < 0 {
-			panic(refusal("padding with less than nothing"))
-		}
-		beside := func(count int64) {
-			if count > 0 {
-				axes := slices.Clone(x.axes)
-				for j := range axes {
-					axes[j].dims = nil
-				}
-				axes[i].size = count
-				list = append(list, m.tensor(m.b.Fill(ir.Type{Elem: x.v.Type.Elem}, fill), nil, axes...))
-			}
-		}
-		beside(by[k])
-		list = append(list, x)
-		beside(by[k+1])
-		x = m.joined(list, i)
-	}
-	return x
 }

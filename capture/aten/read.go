@@ -33,6 +33,7 @@ type maker struct {
 	marks      []mark
 	count      map[place]int  // nodes so far
 	calls      map[string]int // of dropout, by module
+	draws      []Draw         // masks of dropout
 	node       *node          // that is written
 	// Mixed are values in which tokens of several documents meet, and what made them.
 	mixed map[*ir.Value]*node

@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import math
 import os
 import tempfile
 import time
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -32,22 +33,31 @@ def aligned(size: int) -> int:
     return -(-size // ALIGNMENT) * ALIGNMENT
 
 
-def bytes_of(t: Tensor, dtype: torch.dtype | None = None) -> int:
+def bytes_of(t: Tensor | Draw, dtype: torch.dtype | None = None) -> int:
     size: int = t.numel() * (dtype or t.dtype).itemsize
     return size
 
 
 def view(memory: Memory, offset: int, dtype: torch.dtype, shape: Sequence[int]) -> Tensor:
     """Makes a tensor of shared memory, which it keeps."""
-    count = 1
-    for n in shape:
-        count *= n
+    count = math.prod(shape)
     if count == 0:
         return torch.empty(tuple(shape), dtype=dtype)
     return torch.frombuffer(memory.raw, dtype=dtype, count=count, offset=offset).view(tuple(shape))
 
 
-def copied(child: Child, tensors: Sequence[Tensor | None]) -> tuple[list[Place], Tensor | None]:
+class Draw(NamedTuple):
+    """A mask of dropout, which is drawn for each call: 1 with the probability keep, and 0 elsewhere."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    keep: float
+
+    def numel(self) -> int:
+        return math.prod(self.shape)
+
+
+def copied(child: Child, tensors: Sequence[Tensor | Draw | None]) -> tuple[list[Place], Tensor | None]:
     """Copies tensors into one block. The tensor that is returned keeps it."""
     places, total = [], 0
     for t in tensors:
@@ -57,7 +67,9 @@ def copied(child: Child, tensors: Sequence[Tensor | None]) -> tuple[list[Place],
         return [NOWHERE] * len(places), None
     memory = child.memory(total)
     for t, at in zip(tensors, places):
-        if t is not None:
+        if isinstance(t, Draw):
+            view(memory, at, t.dtype, t.shape).bernoulli_(t.keep)
+        elif t is not None:
             view(memory, at, SENT.get(t.dtype, t.dtype), t.shape).copy_(t.detach())
     return ([NOWHERE if t is None else (memory.block, at) for t, at in zip(tensors, places)],
             view(memory, 0, torch.uint8, [1]))
@@ -74,6 +86,7 @@ class Variant:
         self.number: int = said["variant"]
         self.results = [(TYPES[r["type"]], r["dims"], r["seed"]) for r in said["results"] or ()]
         self.used: list[bool] = said["used"] or []
+        self.draws = [Draw(TYPES[d["type"]], tuple(d["dims"] or ()), d["keep"]) for d in said["draws"] or ()]
         # Where gradients go: the caller's tensors that need one, then parameters.
         self.sizes: list[int] = [g["bytes"] for g in said["grads"] or ()]
         self.inputs = {g["input"]: i for i, g in enumerate(said["grads"] or ()) if g["input"] >= 0}
@@ -90,13 +103,10 @@ class Variant:
     def forward(self, inputs: Sequence[Tensor]) -> tuple[int, list[Tensor], Tensor | None]:
         """Runs the program: gives the number of the call, results, and what keeps the inputs."""
         child = self.runtime.child
-        args, keep = copied(child, [t if used else None for t, used in zip(inputs, self.used)])
+        args, keep = copied(child, [*(t if used else None for t, used in zip(inputs, self.used)), *self.draws])
         outs, results, held = [], [], []
         for dtype, dims, _ in self.results:
-            size = dtype.itemsize
-            for n in dims or ():
-                size *= n
-            memory = child.memory(size)
+            memory = child.memory(dtype.itemsize * math.prod(dims or ()))
             outs.append((memory.block, 0))
             results.append(view(memory, 0, dtype, dims or ()))
             held.append(memory)
@@ -367,7 +377,7 @@ def export(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], pat
         shapes = torch.export.ShapesCollection()
         for t in pytree.tree_leaves((args, kwargs)):
             if isinstance(t, Tensor) and t.dim() > 0:
-                shapes[t] = [torch.export.Dim.AUTO if i < 2 else None for i in range(t.dim())]
+                shapes[t] = [torch.export.Dim.AUTO if i < 2 else torch.export.Dim.STATIC for i in range(t.dim())]
         try:
             exported = torch.export.export(module, args, kwargs, dynamic_shapes=shapes, strict=False)
         except Exception:

@@ -201,6 +201,53 @@ class Optimized(unittest.TestCase):
         assert x.grad is not None and y.grad is not None
         self.assertLess(distance(x.grad, y.grad), GRADIENTS)
 
+    def test_dropout(self) -> None:
+        """Masks are drawn for each call, by torch's generator; a backward pass has those of its call."""
+        model = dw.optimize(make("dropout"))
+        torch.manual_seed(5)
+        first, second = (model(**batch())["loss"] for _ in range(2))
+        torch.manual_seed(5)
+        again = model(**batch())["loss"]
+        self.assertNotEqual(first.item(), second.item())
+        self.assertEqual(first.item(), again.item())
+        grads = [torch.autograd.grad(loss, model.lm_head.weight)[0] for loss in (second, first, again)]
+        self.assertTrue(torch.equal(grads[1], grads[2]))
+        self.assertFalse(torch.equal(grads[0], grads[1]))
+        mean = sum(model(**batch())["loss"].item() for _ in range(40)) / 40
+        model.eval()
+        self.assertLess(abs(mean - model(**batch())["loss"].item()), 0.3)
+        # Half of what goes through is dropped, and the rest made up for it.
+        half = dw.optimize(nn.Dropout(0.5))(torch.ones(64, 64))
+        self.assertEqual(sorted(set(half.flatten().tolist())), [0.0, 2.0])
+        self.assertLess(abs(half.mean().item() - 1), 0.1)
+
+    def test_masks_of_padding(self) -> None:
+        eager = llama()
+        model = dw.optimize(copy.deepcopy(eager))
+        feed = batch(3, 8)
+        mask = torch.ones(3, 8, dtype=torch.long)
+        mask[1, 5:] = 0
+        mask[2, 3:] = 0
+        feed = {**feed, "attention_mask": mask, "labels": feed["labels"].masked_fill(mask == 0, -100)}
+        have, want = model(**feed), eager(**feed)
+        self.assertLess(distance(have["loss"], want["loss"]), FORWARD)
+        seen = mask.bool()
+        self.assertLess(distance(have["logits"][seen], want["logits"][seen]), FORWARD)
+        have["loss"].backward(), want["loss"].backward()
+        for (name, p), q in zip(model.named_parameters(), eager.parameters()):
+            self.assertLess(distance(p.grad, q.grad), GRADIENTS, name)
+
+    def test_mask_of_scores(self) -> None:
+        class Masked(nn.Module):
+            def forward(self, q: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+                return F.scaled_dot_product_attention(q, q, q, attn_mask=mask)
+
+        q = torch.randn(2, 4, 6, 8)
+        for mask in (torch.rand(2, 1, 6, 6) > 0.3, torch.randn(2, 1, 6, 6)):
+            if mask.dtype == torch.bool:
+                mask[..., 0] = True
+            self.assertLess(distance(dw.optimize(Masked())(q, mask), Masked()(q, mask)), FORWARD)
+
     def test_frozen_and_replaced_parameters(self) -> None:
         eager = make("nanogpt")
         model = dw.optimize(copy.deepcopy(eager))
