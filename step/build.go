@@ -2,6 +2,7 @@ package step
 
 import (
 	"cmp"
+	"errors"
 	"fmt"
 	"slices"
 
@@ -177,6 +178,11 @@ func (b *builder) documents() (int64, error) {
 // graph builds the loss over one microbatch, unsharded, with one loop over layers.
 func (b *builder) graph() (err error) {
 	b.loss, err = b.Model.Graph(b.Shape)
+	if b.Documents == 1 && b.Shape.Documents > 1 && errors.Is(err, diag.NotSupported) {
+		// A captured program whose attention is written out cannot keep documents apart, and need not.
+		b.Shape.Documents = 0
+		b.loss, err = b.Model.Graph(b.Shape)
+	}
 	return err
 }
 

@@ -2,6 +2,7 @@
 eager PyTorch computes with them. Run it with torch 2.15.0 and transformers 5.22.2:
 
     python make.py [NAME ...]    # writes NAME.pt2.gz and NAME.safetensors.gz beside this file
+    python make.py --losses [NAME ...]    # writes losses.json: what eager PyTorch trains
     python make.py --check       # exports and computes again, and compares with what is there
 
 Programs are raw, not strict, in train mode, in f32, with dynamic batch and sequence; models of
@@ -268,6 +269,46 @@ def run(name, impl):
     return {k: v.contiguous() for k, v in want.items()}
 
 
+def losses(name):
+    """The losses of 50 steps of AdamW on the same batch. Vectors, and what is called bias, do not decay."""
+    feed, _ = inputs(name)
+    model = build(name, "eager")
+    groups = {True: [], False: []}
+    for k, p in model.named_parameters():
+        groups[p.dim() > 1 and k.split(".")[-1] != "bias"].append(p)
+    opt = torch.optim.AdamW([dict(params=groups[True], weight_decay=0.1), dict(params=groups[False], weight_decay=0.0)],
+                            lr=1e-3, betas=(0.9, 0.95), eps=1e-8, foreach=False)
+    list = []
+    for _ in range(50):
+        opt.zero_grad()
+        loss = model(**feed)["loss"]
+        loss.backward()
+        opt.step()
+        list.append(float(f"{loss.item():.7g}"))
+    return list
+
+
+LOSSES = os.path.join(HERE, "losses.json")
+TRAINED = [n for n in [*FAMILIES, *models.MODELS] if n != "dropout"]  # whose masks nobody else draws
+
+
+def write_losses(names):
+    every = json.load(open(LOSSES)) if os.path.exists(LOSSES) else {}
+    every |= {n: losses(n) for n in names if n in TRAINED}
+    with open(LOSSES, "w") as f:
+        f.write("{\n" + ",\n".join(f'"{n}": {json.dumps(every[n])}' for n in sorted(every)) + "\n}\n")
+
+
+def compare_losses():
+    every = json.load(open(LOSSES))
+    if sorted(every) != sorted(TRAINED):
+        sys.exit(f"losses of other models than are trained: {every.keys() ^ set(TRAINED)}")
+    worst = max(abs(a - b) / b for n in TRAINED for a, b in zip(losses(n), every[n]))
+    if not worst < 1e-4:
+        sys.exit(f"losses are {worst:.1e} from what is computed now")
+    return worst
+
+
 def path(name, ext):
     return os.path.join(HERE, f"{name}.{ext}.gz")
 
@@ -316,9 +357,12 @@ def main():
         return
     if "--check" in sys.argv:
         print("largest relative difference", max(compare(name) for name in every))
+        print("of losses of 50 steps", compare_losses())
         return
     from safetensors.torch import save
 
+    if "--losses" in sys.argv:
+        return write_losses([a for a in sys.argv[1:] if not a.startswith("-")] or TRAINED)
     for name in [a for a in sys.argv[1:] if not a.startswith("-")] or every:
         data, want = export(name), compute(name)
         write(name, "pt2", data)
