@@ -15,7 +15,7 @@ from importlib import metadata as _metadata
 from typing import TYPE_CHECKING as _TYPES
 from typing import Any as _Any
 
-from ._calls import autoplan, capture, compile, dryrun, export, probe
+from ._calls import autoplan, capture, compile, dryrun, export, optimize_for_blackwell, probe
 from ._follow import follow
 from ._program import Error
 from ._results import (GPU, Choice, DryRun, Engine, Exported, Machine, Model, Plan, Policy, Precision,
@@ -29,7 +29,8 @@ if _TYPES:
 
 __all__ = ["GPU", "Choice", "DryRun", "Engine", "Error", "Exported", "Fitted", "Machine",
            "Model", "Plan", "Policy", "Precision", "PrecisionPolicy", "Trainer", "autoplan", "capture",
-           "check", "compile", "dryrun", "export", "follow", "optimize", "probe", "regions"]
+           "check", "compile", "dryrun", "export", "follow", "optimize",
+           "optimize_for_blackwell", "probe", "regions"]
 
 
 # What needs torch is imported when it is wanted.

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 import json
 import os
 import pathlib
+import sys
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, TypeVar
 
@@ -33,19 +37,46 @@ def _machine(said: Said) -> Machine:
                    engines={e["name"]: e["installed"] for e in d.get("engines", ())})
 
 
-def capture(source: Path, *, seq_len: int | None = None, scan: bool = False,
+def capture(source: Any, *, seq_len: int | None = None, scan: bool = False,
             output: Path | None = None) -> Model:
-    """Finds a model and counts it: a preset, a folder, or hf:ORG/NAME of the Hugging Face cache.
+    """Finds a model and counts it: a preset, a folder, hf:ORG/NAME of the Hugging Face cache, a file
+    of torch.export.save, or a module of torch.
 
-    scan looks for NaN and Inf in weights of any size; output is a file for the model's graph.
+    A module is exported into a file that is there until Python ends. seq_len is the longest sequence
+    of it that is wanted. scan looks for NaN and Inf in weights of any size; output is a file for the
+    model's graph.
     """
-    name = source_of(source)
+    module = source if is_module(source) else None
+    name = source_of(source if module is None else _exported(module, seq_len))
     said = _good(run(["capture", name, *_option("seq", seq_len), *_flag("scan", scan),
                       *_option("output", output)]))
     m = said.data["model"]
     return Model(text=said.text, data=said.data, source=name, name=m["name"], family=m["family"],
                  parameters=m["parameters"], layers=m["layers"], context=m["context"],
-                 training_flops=m["training_flops"])
+                 training_flops=m["training_flops"], module=module)
+
+
+def is_module(value: object) -> bool:
+    """Says whether something is a module of torch, without importing it: who has one has done so."""
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(value, torch.nn.Module)
+
+
+@functools.cache
+def _scratch() -> tempfile.TemporaryDirectory[str]:
+    """A folder that is removed when Python ends."""
+    return tempfile.TemporaryDirectory(prefix="deepwell-")
+
+
+def _exported(module: Any, seq_len: int | None) -> str:
+    from . import _module
+
+    path = os.path.join(_scratch().name, f"{type(module).__name__}-{next(_count)}.pt2")
+    _module.save(module, path, seq_len)
+    return path
+
+
+_count = itertools.count()
 
 
 def autoplan(model: Source, *, hw: Machine | str, seq_len: int | None = None,
@@ -113,11 +144,19 @@ def compile(model: Source | None = None, *, plan: Plan | Choice | Path | None = 
                {**files, **more})
     if said.error is not None and not said.data.get("stages"):
         raise said.error
-    return _made(said, _engine(said, choice, file, precision))
+    return _made(said, _engine(said, choice, file, precision, getattr(model, "module", None)))
+
+
+def optimize_for_blackwell(model: Any, *, precision: str | PrecisionPolicy = "mxfp8", seq_len: int,
+                           batch_size: int, hw: Machine | str = "1xb200") -> Engine:
+    """Captures a model, finds the best plan for a cluster of Blackwell GPUs, and compiles it."""
+    found = model if isinstance(model, Model) else capture(model, seq_len=seq_len)
+    plan = autoplan(found, hw=hw, seq_len=seq_len, global_batch=batch_size, precision=precision, top=1)
+    return compile(found, plan=plan)
 
 
 def _engine(said: Said, choice: Choice | None, file: str | None,
-            precision: str | PrecisionPolicy | None) -> Engine:
+            precision: str | PrecisionPolicy | None, module: Any) -> Engine:
     stages, ranks = said.data["stages"], said.data.get("ranks", ())
     causes = ("params", "copies", "grads", "optimizer", "activations", "temp", "runtime")
     needs = [(sum(r.get(c, 0) for c in causes), r["capacity"]) for r in ranks]
@@ -127,7 +166,7 @@ def _engine(said: Said, choice: Choice | None, file: str | None,
     memory, capacity = max(needs)
     return Engine(text=said.text, data=said.data, choice=choice, file=file, precision=precision,
                   devices=stages[0]["devices"], compiler=stages[0]["engine"], memory_bytes=memory,
-                  capacity_bytes=capacity)
+                  capacity_bytes=capacity, module=module)
 
 
 def dryrun(plan: Engine | Plan | Choice | Path, *, precision: str | PrecisionPolicy | None = None,

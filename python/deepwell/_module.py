@@ -29,8 +29,9 @@ DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF1
           "U8": torch.uint8, "BOOL": torch.bool}
 
 
-def save(module: nn.Module, path: str | None, tokens: int) -> bool:
-    """Writes the module's loss, for sequences of up to some tokens, and says whether it moves labels.
+def save(module: nn.Module, path: str | None, tokens: int | None) -> bool:
+    """Writes the module's loss, for sequences of up to some tokens, or as many as the module says
+    that it takes, and says whether it moves labels.
 
     transformers' models take labels at their own token, and move them to the token before. Without a
     path nothing is written.
@@ -38,12 +39,14 @@ def save(module: nn.Module, path: str | None, tokens: int) -> bool:
     if frozen := [n for n, p in module.named_parameters() if not p.requires_grad]:
         raise Error("", f"{len(frozen)} parameters are frozen, and the engine trains all: "
                     + ", ".join(frozen[:8]), fix="requires_grad_(True)")
-    size = max(2, min(tokens, 16))
+    if tokens is None:
+        tokens = getattr(getattr(module, "config", None), "max_position_embeddings", None)
+    size = max(2, min(tokens or 8, 16))
     ids, labels = (torch.randint(0, _vocabulary(module), (2, size), device=_device(module))
                    for _ in range(2))
     # The file has no size of a batch, and the range of sequences that the program may ask for.
     dims = {0: torch.export.Dim("batch", min=1, max=1 << 20),
-            1: torch.export.Dim("seq", min=2, max=max(tokens, 8))}
+            1: torch.export.Dim("seq", min=2, max=max(tokens, 8)) if tokens else torch.export.Dim.AUTO}
     with _as_loss(module):
         shifts = _shifts(module, ids, labels)
         if path is None:

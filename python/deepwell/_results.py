@@ -99,6 +99,7 @@ class Model(Result):
     layers: int
     context: int
     training_flops: float  # per token
+    module: Any = field(default=None, repr=False, compare=False)  # of torch, if it was one
 
 
 @dataclass(frozen=True)
@@ -198,6 +199,7 @@ class Engine(Result):
     compiler: str
     memory_bytes: int  # of the fullest device
     capacity_bytes: int
+    module: Any = field(default=None, repr=False, compare=False)  # of torch, if it was captured
 
     @property
     def fits(self) -> bool:

@@ -7,7 +7,6 @@ import itertools
 import json
 import os
 import pathlib
-import sys
 import tempfile
 import time
 from collections.abc import Iterable, Iterator, Mapping
@@ -15,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from . import _batches, _optimizer
-from ._calls import Path, _model_of, _option, _plan, _precision
+from ._calls import Path, _model_of, _plan, _planned, _precision, is_module
 from ._follow import curve
 from ._program import Error, Said, run as _run
 from ._results import Choice, Engine, Model, Plan, PrecisionPolicy, Result, source_of
@@ -82,7 +81,7 @@ class Trainer:
         if elastic is not False:
             raise _optimizer.refused(f"elastic={elastic!r} is not supported yet",
                                      "elastic=False; a stopped run is resumed with run=FOLDER")
-        module = None
+        module = getattr(engine, "module", None) if isinstance(engine, (Engine, Model)) else None
         if isinstance(engine, Engine):
             plan = plan if plan is not None else engine.choice if engine.choice is not None else engine.file
             if plan is None:
@@ -92,13 +91,14 @@ class Trainer:
             source = _model_of(choice, file, None)
         elif isinstance(engine, (Model, str, os.PathLike)):
             source = source_of(engine)
-        elif _is_module(engine):
+        elif is_module(engine):
             # What optimize gave has the parameters of the user's module, and another forward.
             module = getattr(getattr(type(engine), "_deepwell", None), "module", engine)
-            source = f"./{PROGRAM}"
         else:
             raise TypeError(f"an engine is a torch module, or what capture or compile gave, not a "
                             f"{type(engine).__name__}")
+        if module is not None:
+            source = f"./{PROGRAM}"
         return cls(source, module, optimizer=optimizer, scheduler=scheduler, dataloader=dataloader,
                    plan=plan, precision=precision, run=run, device=device, settings=settings or {})
 
@@ -118,13 +118,12 @@ class Trainer:
         shape, batches = self._begin()
         folder = pathlib.Path(self._run or _new_folder())
         folder.mkdir(parents=True, exist_ok=True)
-        text, shape, policy = self._recipe(folder, shape, steps)
+        text, shape = self._recipe(folder, shape, steps)
         (folder / "run.toml").write_text(text, "utf-8")
         feed = _batches.Feed(shape, batches, steps, time.perf_counter)
         _, _, argument, files = _plan(self._plan)
         words = ["--plan", argument] if self._plan is not None else []
-        said = _run(["train", str(folder / "run.toml"), "--device", self._device, *words],
-                    {**files, **policy}, feed)
+        said = _run(["train", str(folder / "run.toml"), "--device", self._device, *words], files, feed)
         done = _fitted(said, str(folder), time.monotonic() - begin, feed)
         if feed.failed is not None:
             feed.failed.add_note(f"training stopped after step {done.step} of {done.steps}, saved in "
@@ -152,10 +151,15 @@ class Trainer:
                 itertools.chain([first], batches))
 
     def _recipe(self, folder: pathlib.Path, shape: _batches.Shape, steps: int
-                ) -> tuple[str, _batches.Shape, dict[str, str]]:
-        """Gives run.toml, the shape of batches with what the module does to labels, and files."""
+                ) -> tuple[str, _batches.Shape]:
+        """Gives run.toml, and the shape of batches with what the module does to labels."""
         names: dict[int, str] = {}
         precision = self._precision
+        choice, file, _, _ = _plan(self._plan)
+        if precision is None and self._plan is not None:
+            plan = _planned(choice, file)
+            precision = ((choice.precision if choice is not None else None) or plan.get("precision")
+                         or plan.get("types", {}).get("params"))
         if self._module is not None:
             from . import _module
 
@@ -171,20 +175,15 @@ class Trainer:
                                                        shape.tokens))
         words, files = _precision(lambda: source, precision)
         if files:
-            (folder / "policy.json").write_text(files["policy.json"], "utf-8")
-            words = "./policy.json"
+            (folder / "precision.json").write_text(files["policy.json"], "utf-8")
+            words = "./precision.json"
         keys: dict[str, object] = {"model": self._source, "out": ".", "steps": steps,
                                    "batch": shape.sequences, "seq": shape.tokens}
         if words is not None:
             keys["precision"] = words
         keys |= {f"optimizer.{k}": v for k, v in optimizer.items()}
         keys["data.sources"] = ["-"]
-        return _toml(keys | self._settings), shape, {}
-
-
-def _is_module(engine: object) -> bool:
-    torch = sys.modules.get("torch")  # who has a module has imported it
-    return torch is not None and isinstance(engine, torch.nn.Module)
+        return _toml(keys | self._settings), shape
 
 
 def _new_folder() -> str:

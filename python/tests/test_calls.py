@@ -48,7 +48,7 @@ def test_capture() -> None:
     folder = dw.capture(ROOT / "examples/first-run")
     assert folder.layers == 6 and pathlib.Path(folder.source).is_absolute()
     with pytest.raises(TypeError, match="not a dict"):
-        dw.capture({})  # type: ignore[arg-type]
+        dw.capture({})
 
 
 def test_results_are_frozen(plan: dw.Plan) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import pathlib
 from typing import Any
 
@@ -51,9 +52,9 @@ class Paired(Tiny):
         return logits, nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
 
 
-def llama() -> Any:
+def llama(width: int = 32, ffn: int = 48) -> Any:
     config = transformers.LlamaConfig(
-        vocab_size=40, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
+        vocab_size=40, hidden_size=width, intermediate_size=ffn, num_hidden_layers=2, num_attention_heads=4,
         num_key_value_heads=2, max_position_embeddings=64, tie_word_embeddings=True)
     return transformers.LlamaForCausalLM(config)
 
@@ -172,3 +173,36 @@ def test_what_cannot_be_trained(tmp_path: pathlib.Path) -> None:
 
     with pytest.raises(dw.Error, match="neither a loss nor logits"):
         _module.save(Sum(2, 2), str(tmp_path / "a.pt2"), 8)
+
+
+def test_from_capture_to_weights(tmp_path: pathlib.Path) -> None:
+    """capture, autoplan, compile and dryrun of a module, and fit under a plan for two devices."""
+    module = llama(64, 128)  # whole blocks of MXFP8
+    model = dw.capture(module, seq_len=32)
+    assert model.layers == 2 and model.module is module
+    assert model.parameters == sum(p.numel() for p in module.parameters())
+    engine = dw.optimize_for_blackwell(module, precision="mxfp8", seq_len=32, batch_size=4)
+    assert engine.fits and engine.module is module and dw.dryrun(engine)["memory_gb"] > 0
+    before = module.lm_head.weight.detach().clone()
+    ids = torch.randint(0, 40, (4, 32))
+    losses = []
+    for fix in ("dp", "tp"):
+        plan = tmp_path / f"{fix}.json"
+        plan.write_text(json.dumps({"cluster": "2xcpu", "seq": 32, "batch": 4, fix: 2}))
+        torch.manual_seed(0)
+        twin = copy.deepcopy(module)
+        trainer = dw.Trainer.from_engine(twin, optimizer=adamw(twin), dataloader=[ids] * 6, plan=plan,
+                                         precision="f32", run=tmp_path / fix)
+        losses.append(trainer.fit().losses)
+        assert not torch.equal(twin.lm_head.weight, before)
+    assert losses[0] == pytest.approx(losses[1], rel=1e-4)
+    low = dw.Trainer.from_engine(engine, dataloader=[ids] * 3, optimizer=adamw(module),
+                                 run=tmp_path / "engine").fit()  # the engine has plan and precision
+    assert low.losses[0] == pytest.approx(losses[0][0], rel=0.01)
+    assert not torch.equal(module.lm_head.weight, before)
+
+
+def test_capture_of_learned_positions() -> None:
+    module = Logits(False)
+    assert dw.capture(module).parameters == sum(p.numel() for p in module.parameters())
+    assert dw.capture(module, seq_len=16).context == 16

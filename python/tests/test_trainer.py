@@ -37,8 +37,8 @@ def model(tmp_path: pathlib.Path) -> str:
 class Loader:
     """Batches that depend on their number only. It fails, or waits, at one of them."""
 
-    def __init__(self, count: int, fail: int = -1) -> None:
-        self.count, self.fail = count, fail
+    def __init__(self, count: int, fail: int = -1, tokens: int = 16) -> None:
+        self.count, self.fail, self.tokens = count, fail, tokens
 
     def __len__(self) -> int:
         return self.count
@@ -47,7 +47,8 @@ class Loader:
         for n in range(self.count):
             if n == self.fail:
                 raise OSError("shard 7 is gone")
-            rows = [[random.Random(f"{n}.{i}").randrange(64) for _ in range(16)] for i in range(4)]
+            rows = [[random.Random(f"{n}.{i}").randrange(64) for _ in range(self.tokens)]
+                    for i in range(4)]
             yield {"input_ids": rows, "labels": rows}
 
 
@@ -74,6 +75,17 @@ def test_a_run(model: str, tmp_path: pathlib.Path) -> None:
     assert ids.losses == done.losses
     with pytest.raises(TypeError, match="the number of steps"):
         fit(model, iter(shifted), tmp_path / "e")
+
+
+def test_precision_and_plan(model: str, tmp_path: pathlib.Path) -> None:
+    want = fit(model, Loader(3, tokens=32), tmp_path / "f32").losses
+    plan = tmp_path / "plan.json"
+    plan.write_text(json.dumps({"cluster": "2xcpu", "seq": 32, "batch": 4, "fsdp": 2}))
+    assert fit(model, Loader(3, tokens=32), tmp_path / "plan", plan=plan).losses == pytest.approx(want, rel=1e-5)
+    low = dw.Trainer.from_engine(dw.capture(model), optimizer=ADAM, dataloader=Loader(3, tokens=32),
+                                 precision=dw.PrecisionPolicy("mxfp8", ("down",)), run=tmp_path / "low").fit()
+    assert low.losses == pytest.approx(want, rel=0.02) and low.losses != want
+    assert (tmp_path / "low/precision.json").exists()
 
 
 def test_the_end_of_the_data_ends_a_run(model: str, tmp_path: pathlib.Path) -> None:
