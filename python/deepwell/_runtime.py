@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.export import Dim
 from torch.utils import _pytree as pytree
 
 from . import _child
@@ -215,12 +216,15 @@ class Store:
         memory, at = child.memory(total), 0
         child.settle(memory)
         self.version += 1
+        moved: dict[int, str] = {}
         for p in new:
             each = p["bytes"] // len(p["tensors"])
             for k, name in enumerate(p["tensors"]):
                 t = self.tensor(name)
                 self.places[name] = (memory.block, at + k * each)
                 self.views[name] = view(memory, at + k * each, t.dtype, t.shape)
+                if (first := moved.setdefault(id(t), name)) != name:  # tied
+                    self.places[name], self.views[name] = self.places[first], self.views[first]
             at += aligned(p["bytes"])
         self.refresh()
 
@@ -244,12 +248,19 @@ class Program:
 
     def __init__(self, child: Child, exported: Any, said: Mapping[str, Any]) -> None:
         self.exported = exported
+        self.tree = exported.call_spec.out_spec
+        self.values = [getattr(spec.arg, "value", None) for spec in exported.graph_signature.output_specs]
         self.number: int = said["program"]
         self.variants: dict[object, Variant] = {}
         self.bound = 0
         names = exported.graph_signature.user_inputs
         values = {n.name: n.meta.get("val") for n in exported.graph.nodes if n.op == "placeholder"}
         self.sizes = [values[n].shape for n in names if isinstance(values.get(n), Tensor)]
+
+    def restored(self, outputs: Sequence[Tensor | None]) -> Any:
+        """Puts outputs into the form that the module returns."""
+        return pytree.tree_unflatten([value if t is None else t for value, t in zip(self.values, outputs)],
+                                     self.tree)
 
     def takes(self, inputs: Sequence[Tensor]) -> bool:
         """Says whether sizes are in the range of the export."""
@@ -303,12 +314,11 @@ class Runtime:
             results = list(_Call.apply(variant, len(inputs), *inputs, *params))
         else:
             results = variant.forward(inputs)[1]
-        return restored(variant.program.exported, variant.outputs(results))
+        return variant.program.restored(variant.outputs(results))
 
     def program(self, args: tuple[Any, ...], kwargs: dict[str, Any], leaves: list[Any], tree: Any,
                 inputs: list[Tensor]) -> Program:
-        key = (self.module.training, str(tree), tuple(
-            (x.dtype, x.dim()) if isinstance(x, Tensor) else (type(x), x) for x in leaves))
+        key = (self.module.training, tree, tuple(map(_form, leaves)))
         for t in inputs:
             if t.device.type != "cpu":
                 raise Error("DW2106", f"a tensor is on {t.device}; modules run on the CPU only yet")
@@ -357,17 +367,19 @@ class Runtime:
             print(f"deepwell: {type(self.module).__name__} {text}", flush=True)
 
 
+def _form(leaf: Any) -> object:
+    """Gives what of an argument makes another program of the module."""
+    if isinstance(leaf, Tensor):
+        return leaf.dtype, leaf.dim()
+    if leaf is None or isinstance(leaf, (bool, int, float, str, torch.dtype, torch.device)):
+        return type(leaf), leaf
+    raise Error("DW2106", f"an argument is a {type(leaf).__name__}",
+                fix="give tensors, numbers and strings, or call the module that was optimized")
+
+
 def _close(child: weakref.ref[Child], number: int) -> None:
     if (c := child()) is not None and c.alive:
         c.closed.append(number)
-
-
-def restored(exported: Any, outputs: Sequence[Tensor | None]) -> Any:
-    """Puts outputs into the form that the module returns."""
-    values = []
-    for spec, t in zip(exported.graph_signature.output_specs, outputs):
-        values.append(getattr(spec.arg, "value", None) if t is None else t)
-    return pytree.tree_unflatten(values, exported.call_spec.out_spec)
 
 
 def export(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], path: str) -> Any:
@@ -377,7 +389,7 @@ def export(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], pat
         shapes = torch.export.ShapesCollection()
         for t in pytree.tree_leaves((args, kwargs)):
             if isinstance(t, Tensor) and t.dim() > 0:
-                shapes[t] = [torch.export.Dim.AUTO if i < 2 else torch.export.Dim.STATIC for i in range(t.dim())]
+                shapes[t] = [Dim.AUTO if i < 2 and n > 1 else Dim.STATIC for i, n in enumerate(t.shape)]
         try:
             exported = torch.export.export(module, args, kwargs, dynamic_shapes=shapes, strict=False)
         except Exception:
@@ -387,7 +399,18 @@ def export(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], pat
                 raise Error("DW2106", "torch.export cannot export the module",
                             cause=str(e).strip().splitlines()[0] if str(e).strip() else type(e).__name__,
                             fix="see the exception that this one comes from") from e
-    torch.export.save(exported, path)
+    state, light = exported.state_dict, {}
+    shadows: dict[int, nn.Parameter] = {}  # tied parameters stay one
+    for spec in exported.graph_signature.input_specs:
+        t = state.get(spec.target)
+        if isinstance(t, nn.Parameter) and t.dtype.is_floating_point:
+            light[spec.target] = shadows.setdefault(id(t), nn.Parameter(t.detach().to("meta"), t.requires_grad))
+    # Values of parameters are read where they are, so the file need not have them.
+    exported._state_dict = {**state, **light}
+    try:
+        torch.export.save(exported, path)
+    finally:
+        exported._state_dict = state
     return exported
 
 

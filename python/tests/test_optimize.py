@@ -52,9 +52,9 @@ def make(name: str) -> Any:
 class Logits(nn.Module):
     """A model that returns logits alone."""
 
-    def __init__(self) -> None:
+    def __init__(self, name: str) -> None:
         super().__init__()
-        self.body = make("nanogpt")
+        self.body = make(name)
 
     def forward(self, ids: torch.Tensor) -> torch.Tensor:
         x = self.body.wte(ids) + self.body.wpe(torch.arange(ids.shape[1]))
@@ -115,7 +115,11 @@ class Optimized(unittest.TestCase):
 
     def test_own_loop(self) -> None:
         """Twenty steps of the user's loss and optimizer end where eager ones do."""
-        eager = Logits()
+        for name in ("nanogpt", "tied"):
+            with self.subTest(name):
+                self.loop(Logits(name))
+
+    def loop(self, eager: Any) -> None:
         model = dw.optimize(copy.deepcopy(eager), batch()["input_ids"])
         losses = []
         for m in (model, eager):
