@@ -7,16 +7,20 @@ import (
 	"io"
 	"math"
 	"os"
+	"strings"
 	"testing"
 
+	"github.com/deepwell/deepwell/capture/pt2"
 	"github.com/deepwell/deepwell/data"
 	"github.com/deepwell/deepwell/dtype"
 	"github.com/deepwell/deepwell/engine"
 	"github.com/deepwell/deepwell/internal/enginetest"
 	"github.com/deepwell/deepwell/internal/slowtest"
+	"github.com/deepwell/deepwell/internal/softgpu"
 	"github.com/deepwell/deepwell/ir"
 	"github.com/deepwell/deepwell/plan"
 	"github.com/deepwell/deepwell/recipe"
+	"github.com/deepwell/deepwell/step"
 	"github.com/deepwell/deepwell/train"
 )
 
@@ -134,8 +138,8 @@ func TestFiftySteps(t *testing.T) {
 			}
 			m, ref := load(t, f.name)
 			var got []float64
-			switch {
-			case f.name == "vit" || f.name == "dropout":
+			switch f.name {
+			case "vit", "dropout":
 				got = byHand(t, m, ref)
 			default:
 				got = trained(t, train.Options{Engine: e, Model: m, Recipe: recipeOf(t), Data: ref.batch(t, m)})
@@ -236,5 +240,59 @@ func TestEightDevices(t *testing.T) {
 				t.Errorf("%s: %v\non one device %v", row.model, got, want)
 			}
 		})
+	}
+}
+
+// On the software GPU two captured models are trained as in PyTorch, by the programs that a real one
+// would run.
+func TestSoftwareGPU(t *testing.T) {
+	slowtest.Only(t) // kernels are interpreted
+	if !softgpu.Child(t, softgpu.Options{Memory: 256 << 20}) {
+		return
+	}
+	e, err := engine.Open(t.Context(), "cuda13", engine.Options{Cache: enginetest.Cache()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer e.Close()
+	want := losses(t)
+	for _, name := range []string{"llama", "gpt2"} {
+		t.Run(name, func(t *testing.T) {
+			m, ref := load(t, name)
+			got := trained(t, train.Options{Engine: e, Model: m, Recipe: recipeOf(t),
+				Data: ref.batch(t, m)})
+			d := apart(got, want[name])
+			t.Logf("%-6s loss %.4f to %.4f, %.1e from PyTorch", name, got[0], got[len(got)-1], d)
+			if !(d < 1e-4) {
+				t.Errorf("%s: %v\nin PyTorch %v", name, got, want[name])
+			}
+		})
+	}
+}
+
+// The program of a step has the same operations whatever the depth, so that its compile time does
+// not grow (bench/depth measures it).
+func TestDepth(t *testing.T) {
+	lines := func(name string) int {
+		archive, err := pt2.Parse(name, unpack(t, name+".pt2.gz"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		m, err := New(archive)
+		if err != nil {
+			t.Fatal(err)
+		}
+		r := recipeOf(t)
+		r.Precision, r.Microbatch = dtype.BF16, r.Batch
+		p, err := step.Build(step.Spec{Model: m, Recipe: r, Arch: "sm_100"})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return strings.Count(p.Find(step.Gradient, 0).Module.Text, "\n")
+	}
+	shallow, deep := lines("deep4"), lines("deep64")
+	t.Logf("4 layers have %d lines, 64 layers %d", shallow, deep)
+	if shallow != deep {
+		t.Errorf("the program of 4 layers has %d lines, of 64 layers %d", shallow, deep)
 	}
 }
