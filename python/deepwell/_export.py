@@ -14,6 +14,9 @@ that the module runs as before; they are plain and slow, and meant to be replace
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
 
@@ -199,3 +202,23 @@ def register() -> None:
     AttentionInterface.register(NAME, _attention_forward)
     AttentionMaskInterface.register(NAME, _mask)
     ALL_EXPERTS_FUNCTIONS.register(NAME, _experts_forward)
+
+
+@contextlib.contextmanager
+def used(module: torch.nn.Module) -> Iterator[None]:
+    """Lets models of transformers call these operators for a while, and return no cache."""
+    configs = {id(c): c for m in module.modules()
+               if hasattr(c := getattr(m, "config", None), "_attn_implementation")}
+    if not configs:
+        yield
+        return
+    register()
+    keys = {"_attn_implementation": NAME, "_experts_implementation": NAME, "use_cache": False}
+    before = [(c, k, getattr(c, k)) for c in configs.values() for k in keys if hasattr(c, k)]
+    try:
+        for c, k, _ in before:
+            setattr(c, k, keys[k])
+        yield
+    finally:
+        for c, k, value in before:
+            setattr(c, k, value)

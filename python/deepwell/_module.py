@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from . import _export
 from ._program import Error
 
 # What a forward may call its labels. Without one of them the loss is the cross-entropy of its logits.
@@ -82,7 +83,7 @@ def _as_loss(module: nn.Module) -> Iterator[None]:
             return _loss(inner(input_ids, **extra), labels)
         return _loss(inner(input_ids, **{label: labels}, **extra), labels)
 
-    with _plain(module):
+    with _export.used(module):
         module.forward = forward
         try:
             yield
@@ -121,29 +122,6 @@ def _shifts(module: nn.Module, ids: Tensor, labels: Tensor) -> bool:
     with torch.no_grad():
         a, b = module(input_ids=ids, labels=labels), module(input_ids=ids, labels=other)
     return bool(a["loss"] == b["loss"])
-
-
-@contextlib.contextmanager
-def _plain(module: nn.Module) -> Iterator[None]:
-    """Lets transformers' models call our operators for attention and experts."""
-    config = getattr(module, "config", None)
-    if not hasattr(module, "set_attn_implementation") or config is None:
-        yield
-        return
-    from . import _export
-
-    _export.register()
-    parts = [m.config for m in module.modules() if hasattr(getattr(m, "config", None), "to_dict")]
-    names = ("_attn_implementation", "_experts_implementation")
-    before = [(c, n, getattr(c, n)) for c in {id(c): c for c in parts}.values() for n in names
-              if hasattr(c, n)]
-    try:
-        for c, n, _ in before:
-            setattr(c, n, _export.NAME)
-        yield
-    finally:
-        for c, n, value in before:
-            setattr(c, n, value)
 
 
 def load(module: nn.Module, folder: str) -> int:

@@ -3,14 +3,13 @@ passes tensors to and fro. optimize, torch.compile's backend and check are made 
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import math
 import os
 import tempfile
 import time
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -18,7 +17,7 @@ from torch import Tensor, nn
 from torch.export import Dim
 from torch.utils import _pytree as pytree
 
-from . import _child
+from . import _child, _export
 from ._child import ALIGNMENT, Child, Memory, Place
 from ._program import Error
 
@@ -384,7 +383,7 @@ def _close(child: weakref.ref[Child], number: int) -> None:
 
 def export(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], path: str) -> Any:
     """Exports a module as it is called, with sizes that may change where they can, and saves it."""
-    with torch.enable_grad(), plain(module):
+    with torch.enable_grad(), _export.used(module):
         args, kwargs = pytree.tree_map_only(Tensor, lambda t: t.detach(), (args, kwargs))
         shapes = torch.export.ShapesCollection()
         for t in pytree.tree_leaves((args, kwargs)):
@@ -412,28 +411,3 @@ def export(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], pat
     finally:
         exported._state_dict = state
     return exported
-
-
-@contextlib.contextmanager
-def plain(module: nn.Module) -> Iterator[None]:
-    """Lets modules of transformers have attention and experts as one operator each, without a cache."""
-    configs = {id(c): c for m in module.modules()
-               if (c := getattr(m, "config", None)) is not None and hasattr(c, "_attn_implementation")}
-    if not configs:
-        yield
-        return
-    from . import _export
-
-    _export.register()
-    before = []
-    for c in configs.values():
-        for key, value in (("_attn_implementation", _export.NAME), ("_experts_implementation", _export.NAME),
-                           ("use_cache", False)):
-            if hasattr(c, key):
-                before.append((c, key, getattr(c, key)))
-                setattr(c, key, value)
-    try:
-        yield
-    finally:
-        for c, key, value in reversed(before):
-            setattr(c, key, value)
