@@ -183,7 +183,12 @@ func (m *maker) match(x, y *tensor, i, j int) (*tensor, *tensor) {
 	for k := 0; ; k++ {
 		a, b := x.axes[i].dims, y.axes[j].dims
 		if k >= len(a) || k >= len(b) {
-			return x, y
+			if len(a) == len(b) || len(a) == 0 || len(b) == 0 {
+				return x, y
+			}
+			x, y = m.whole(x, i), m.whole(y, j) // one has dimensions of size 1 that the other lacks
+			k = -1
+			continue
 		}
 		p, q := a[k], b[k]
 		switch n, l := m.size(p), m.size(q); {

@@ -317,7 +317,8 @@ class Runtime:
 
     def program(self, args: tuple[Any, ...], kwargs: dict[str, Any], leaves: list[Any], tree: Any,
                 inputs: list[Tensor]) -> Program:
-        key = (self.module.training, tree, tuple(map(_form, leaves)))
+        cast = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else None
+        key = (self.module.training, cast, tree, tuple(map(_form, leaves)))
         for t in inputs:
             if t.device.type != "cpu":
                 raise Error("DW2106", f"a tensor is on {t.device}; modules run on the CPU only yet")

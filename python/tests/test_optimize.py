@@ -152,6 +152,25 @@ class Optimized(unittest.TestCase):
         self.assertLess(distance(have["logits"], want["logits"]), FORWARD)
         self.assertEqual((runtime.exports, runtime.compiles), (2, 3))
 
+    def test_sizes_of_one(self) -> None:
+        eager = make("nanogpt")
+        model = dw.optimize(copy.deepcopy(eager))
+        for rows, seq in ((2, 6), (1, 6), (3, 1), (1, 1)):
+            self.agree(model, eager, batch(rows, seq))
+
+    def test_types(self) -> None:
+        """bf16 modules, and autocast, which is another program of the same module."""
+        self.assertTrue(dw.check(make("nanogpt").bfloat16(), batch()))
+        eager = make("nanogpt")
+        model = dw.optimize(copy.deepcopy(eager))
+        for kind in (torch.float32, torch.bfloat16, torch.float32):
+            with torch.autocast("cpu", dtype=torch.bfloat16, enabled=kind == torch.bfloat16):
+                have, want = model(**batch())["logits"], eager(**batch())["logits"]
+            self.assertEqual((have.dtype, want.dtype), (kind, kind))
+            self.assertLess(distance(have.float(), want.float()), 1e-2 if kind == torch.bfloat16 else FORWARD)
+        model.to(torch.bfloat16)
+        self.assertEqual(model(**batch())["logits"].dtype, torch.bfloat16)
+
     def test_order_of_backward_passes(self) -> None:
         """Two calls before either backward pass, in either order, and accumulated gradients."""
         eager = make("nanogpt")
