@@ -115,10 +115,13 @@ class Trainer:
             except TypeError:
                 raise TypeError("the dataloader has no length; give fit the number of steps") from None
         begin = time.monotonic()
-        shape, batches = self._begin()
+        shape, copied, batches = self._begin()
         folder = pathlib.Path(self._run or _new_folder())
         folder.mkdir(parents=True, exist_ok=True)
         text, shape = self._recipe(folder, shape, steps)
+        if copied and not shape.shifts:
+            raise ValueError("labels are the input_ids, which the module would learn to repeat, since it does "
+                             "not move labels itself; give the next tokens as labels, or no labels")
         (folder / "run.toml").write_text(text, "utf-8")
         feed = _batches.Feed(shape, batches, steps, time.perf_counter)
         _, _, argument, files = _plan(self._plan)
@@ -136,19 +139,20 @@ class Trainer:
             _write_back(self._module, str(folder))
         return done
 
-    def _begin(self) -> tuple[_batches.Shape, Iterator[Any]]:
-        """Takes the first batch to learn its size."""
+    def _begin(self) -> tuple[_batches.Shape, bool, Iterator[Any]]:
+        """Takes the first batch to learn its size, and whether its labels are a copy of its ids."""
         batches = _batches.repeated(self._dataloader)
         first = next(batches, None)
         if first is None:
             raise ValueError("the dataloader has no batch")
         given = _batches.arrays(first)
         ids = _batches.ints("input_ids", given["input_ids"])
+        labels = _batches.ints("labels", given["labels"]).data if "labels" in given else None
         packed = bool({"position_ids", "segment_ids"} & given.keys()) and self._module is None
         paired = not (hasattr(first, "keys"))
         return (_batches.Shape(ids.rows, ids.columns, min(_batches.DOCUMENTS, ids.columns) if packed
-                               else 1, "labels" in given and not paired),
-                itertools.chain([first], batches))
+                               else 1, labels is not None and not paired),
+                labels == ids.data, itertools.chain([first], batches))
 
     def _recipe(self, folder: pathlib.Path, shape: _batches.Shape, steps: int
                 ) -> tuple[str, _batches.Shape]:

@@ -163,6 +163,10 @@ def test_arrays_of_torch() -> None:
 
 def test_what_cannot_be_trained(tmp_path: pathlib.Path) -> None:
     module = Logits(False)
+    ids = torch.ones(2, 8, dtype=torch.int64)
+    with pytest.raises(ValueError, match="learn to repeat"):
+        dw.Trainer.from_engine(module, optimizer=adamw(module), run=tmp_path / "run",
+                               dataloader=[{"input_ids": ids, "labels": ids}]).fit()
     module.wpe.weight.requires_grad_(False)
     with pytest.raises(dw.Error, match="frozen.*wpe.weight"):
         _module.save(module, str(tmp_path / "a.pt2"), 8)
