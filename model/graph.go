@@ -257,7 +257,7 @@ func (m *maker) repeat(s segment, params []Param, x *ir.Value, at tokenInfo) *ir
 	}
 	out := m.b.Repeat(s[0].count, block, []*ir.Value{x}, stacks, at.list())
 	for i, one := range lists.Filter(s, func(one slot) bool { return one.experts }) {
-		m.loads = append(m.loads, named(out[1+i], one.name))
+		m.loads = append(m.loads, AsLoad(out[1+i], one.name))
 	}
 	return out[0]
 }

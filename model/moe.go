@@ -155,16 +155,20 @@ func (m *maker) drop(chosen *ir.Value) *ir.Value {
 	return b.Select(b.Compare("lt", place, b.Fill(t, room)), chosen, b.Fill(t, -1))
 }
 
-// slots is how many an expert has for the tokens of the batch: Slots times its mean load, and no
-// more than there are tokens, which choose an expert once.
+// slots is how many an expert has for the tokens of the batch.
 func (m *maker) slots() int64 {
-	e, tokens := m.c.MoE, m.rows[0].Size*m.rows[1].Size
-	if m.experts.Slots <= 0 {
+	return m.experts.Room(m.rows[0].Size*m.rows[1].Size, m.c.MoE.TopK, m.c.MoE.Experts)
+}
+
+// Room is how many slots an expert has for tokens that choose some experts each: Slots times its
+// mean load, and no more than there are tokens, which choose an expert once.
+func (s ExpertShape) Room(tokens, choices, experts int64) int64 {
+	if s.Slots <= 0 {
 		return tokens
 	}
-	mean := float64(tokens*e.TopK) / float64(e.Experts)
-	n := max(1, int64(math.Ceil(m.experts.Slots*mean)))
-	if m.experts.Blocks {
+	mean := float64(tokens*choices) / float64(experts)
+	n := max(1, int64(math.Ceil(s.Slots*mean)))
+	if s.Blocks {
 		n = ir.WholeBlocks(n, 1)
 	}
 	return min(tokens, n)
@@ -259,8 +263,9 @@ func (m *maker) routerLoss(r routing, chosen, share *ir.Value) *ir.Value {
 	return b.Mul(loss, share)
 }
 
-// named makes a result of a graph a load.
-func named(v *ir.Value, slot string) *ir.Value {
+// AsLoad makes a result of a graph the load of a slot of layers, or of the layers of a router's
+// parameter.
+func AsLoad(v *ir.Value, slot string) *ir.Value {
 	v.Name = LoadPrefix + slot
 	return v.As(program.Stat.For(""))
 }

@@ -187,7 +187,7 @@ func (c *executor) loads(tokens int64) (list []event.ExpertLoad) {
 		for _, key := range slices.Sorted(maps.Keys(r.stats.Loads)) {
 			x := r.stats.Loads[key]
 			program, name, _ := strings.Cut(key, " ")
-			first, stride := c.t.programs.Layers(program, routerOf(name))
+			first, stride := c.t.programs.Layers(program, c.routerOf(name))
 			for k := range len(x) / each {
 				l := loadOf(x[k*each:(k+1)*each], n, tokens)
 				l.Layer = int(first + int64(k)*stride)
@@ -212,9 +212,13 @@ func loadOf(x []float32, n int, tokens int64) event.ExpertLoad {
 }
 
 // routerOf is the router in the layers of a loop, by the name of its load: of block.3,
-// block.router.3.
-func routerOf(load string) string {
-	slot, part, cut := strings.Cut(strings.TrimPrefix(load, model.LoadPrefix), ".")
+// block.router.3, or what a captured program calls its own.
+func (c *executor) routerOf(load string) string {
+	name := strings.TrimPrefix(load, model.LoadPrefix)
+	if slices.ContainsFunc(c.t.programs.Params, func(p model.Param) bool { return p.Name == name }) {
+		return name
+	}
+	slot, part, cut := strings.Cut(name, ".")
 	if cut {
 		return slot + ".router." + part
 	}

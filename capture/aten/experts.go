@@ -94,10 +94,15 @@ func (m *maker) dispatched(n *node, r routed) *tensor {
 	count := r.up.axes[0].size
 	idx := call(r.index, r.choice, ir.Choice)
 	pos := b.ExpertPositions(idx, count, true, append(slices.Clone(rowNames), ir.Choice)...)
-	slots := int64(1)
+	tokens := int64(1)
 	for _, d := range r.tokens {
-		slots *= m.size(d)
+		tokens *= m.size(d)
 	}
+	if e := m.shape.Experts; e.Capacity > 0 || e.ZLoss > 0 || e.AuxLoss != nil && *e.AuxLoss > 0 {
+		panic(refusal("a capacity factor or losses of the router that the program does not have"))
+	}
+	slots := m.shape.Experts.Room(tokens, m.size(r.choice), count)
+	b.Tagged(ir.Router, func() { m.count(idx, pos, count, slots) })
 	to := func(v *ir.Value) *ir.Value {
 		return b.Dispatch(v, idx, pos, count, slots, m.shape.Experts.Blocks)
 	}
@@ -121,7 +126,7 @@ func (m *maker) dispatched(n *node, r routed) *tensor {
 		y = b.Add(y, b.Mul(wide, gates))
 	}
 	out := b.Combine(y, idx, pos)
-	return m.tensor(out, nil, axis{r.tokens, slots}, r.down.axes[1])
+	return m.tensor(out, nil, axis{r.tokens, tokens}, r.down.axes[1])
 }
 
 // value is the value of a tensor, or nil.

@@ -154,7 +154,7 @@ func (f *Function) bind(sizes [][]int64) (map[string]int64, error) {
 func (m *maker) function(f *Function, nodes []string) (*Reading, error) {
 	p := m.archive.Program
 	m.env = map[*pt2.Graph]map[pt2.Ref]*variable{p.Graph: {}}
-	m.count, m.calls = map[place]int{}, map[string]int{}
+	m.nodes, m.calls = map[place]int{}, map[string]int{}
 	var wanted []pt2.Ref // "" for what is no tensor
 	for _, s := range p.Outputs {
 		ref, _ := s.Arg.(pt2.Ref)

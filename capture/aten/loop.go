@@ -7,6 +7,7 @@ import (
 	"strings"
 
 	"github.com/deepwell/deepwell/ir"
+	"github.com/deepwell/deepwell/model"
 )
 
 // maxTurn is how many layers may differ in turn, as local and global attention do.
@@ -57,6 +58,7 @@ type stack struct {
 type run struct {
 	chunks []*chunk
 	carry  []int // by outside value: the place of what the chunk before made, or -1 for an invariant
+	loads  []int // the places of what every chunk gives beside what it carries
 	turn   int64
 }
 
@@ -70,7 +72,7 @@ func (m *maker) looped(g *ir.Graph) (*ir.Graph, error) {
 	}
 	begins := map[*ir.Op]*run{}
 	for i := 0; i < len(layers); {
-		r := longest(layers[i:], users, g.Results)
+		r := m.longest(layers[i:], users, g.Results)
 		if r == nil {
 			i++
 			continue
@@ -78,7 +80,7 @@ func (m *maker) looped(g *ir.Graph) (*ir.Graph, error) {
 		begins[r.chunks[0].ops[0]] = r
 		i += len(r.chunks) * int(r.turn)
 	}
-	if len(begins) == 0 {
+	if len(begins) == 0 && len(m.loads) == 0 {
 		return g, nil
 	}
 	return m.rewritten(g, begins)
@@ -111,7 +113,7 @@ func (m *maker) layers(g *ir.Graph) []*chunk {
 }
 
 // longest finds the run of equal chunks that begins a list of layers, with the shortest turn.
-func longest(layers []*chunk, users map[*ir.Value][]*ir.Op, results []*ir.Value) *run {
+func (m *maker) longest(layers []*chunk, users map[*ir.Value][]*ir.Op, results []*ir.Value) *run {
 	for turn := 1; turn <= maxTurn && 2*turn <= len(layers); turn++ {
 		r := &run{turn: int64(turn)}
 		for at := 0; at+turn <= len(layers); at += turn {
@@ -121,7 +123,7 @@ func longest(layers []*chunk, users map[*ir.Value][]*ir.Op, results []*ir.Value)
 			}
 			r.chunks = append(r.chunks, c)
 		}
-		for len(r.chunks) >= 2 && !r.fits(users, results) {
+		for len(r.chunks) >= 2 && !r.fits(users, results, m.loads) {
 			r.chunks = r.chunks[:len(r.chunks)-1]
 		}
 		if len(r.chunks) >= 2 {
@@ -178,8 +180,8 @@ func (c *chunk) read(v *ir.Value, turn int) string {
 }
 
 // fits finds what the chunks carry, and reports whether they read and are read as rounds of a loop.
-func (r *run) fits(users map[*ir.Value][]*ir.Op, results []*ir.Value) bool {
-	r.carry = nil
+func (r *run) fits(users map[*ir.Value][]*ir.Op, results []*ir.Value, loads []expertLoad) bool {
+	r.carry, r.loads = nil, nil
 	for j, v := range r.chunks[0].outside {
 		at := -1
 		for k, c := range r.chunks[1:] {
@@ -197,7 +199,7 @@ func (r *run) fits(users map[*ir.Value][]*ir.Op, results []*ir.Value) bool {
 	for k, c := range r.chunks {
 		for _, v := range c.made {
 			last := k == len(r.chunks)-1
-			escapes := slices.Contains(results, v)
+			escapes := slices.Contains(results, v) && !isLoad(loads, v)
 			for _, op := range users[v] {
 				inside := slices.Contains(c.ops, op)
 				next := !last && slices.Contains(r.chunks[k+1].ops, op)
@@ -207,6 +209,18 @@ func (r *run) fits(users map[*ir.Value][]*ir.Op, results []*ir.Value) bool {
 				return false
 			}
 		}
+	}
+	for k, c := range r.chunks {
+		var places []int
+		for _, v := range results {
+			if at, ok := c.where[v]; ok && isLoad(loads, v) {
+				places = append(places, at)
+			}
+		}
+		if k > 0 && !slices.Equal(places, r.loads) {
+			return false
+		}
+		r.loads = places
 	}
 	return slices.ContainsFunc(r.carry, func(at int) bool { return at >= 0 })
 }
@@ -266,7 +280,29 @@ func (m *maker) rewritten(g *ir.Graph, begins map[*ir.Op]*run) (*ir.Graph, error
 			to[op.Out[i]] = v
 		}
 	}
-	return b.Graph(mapped(g.Results, to)...)
+	var results []*ir.Value
+	for _, v := range g.Results {
+		switch now := to[v]; {
+		case now == nil: // of a load that a loop gives with others
+		case isLoad(m.loads, v) && now.Type.Index(ir.Layer) < 0:
+			now = b.Broadcast(now, 0, ir.Dim{Name: ir.Layer, Size: 1})
+			results = append(results, model.AsLoad(now, m.routerOf(v)))
+		default:
+			results = append(results, now)
+		}
+	}
+	return b.Graph(results...)
+}
+
+// isLoad reports whether a value is what experts had to do.
+func isLoad(list []expertLoad, v *ir.Value) bool {
+	return slices.ContainsFunc(list, func(l expertLoad) bool { return l.v == v })
+}
+
+// routerOf is the weight of the router whose choices a load counts.
+func (m *maker) routerOf(v *ir.Value) string {
+	i := slices.IndexFunc(m.loads, func(l expertLoad) bool { return l.v == v })
+	return m.loads[i].router
 }
 
 func mapped(list []*ir.Value, to map[*ir.Value]*ir.Value) []*ir.Value {
@@ -304,6 +340,9 @@ func (m *maker) loop(b *ir.Builder, r *run, to map[*ir.Value]*ir.Value) error {
 			in[op.Out[i]] = v
 		}
 	}
+	for _, at := range r.loads {
+		ends = append(ends, c.made[at])
+	}
 	g, err := body.Graph(mapped(ends, in)...)
 	if err != nil {
 		return err
@@ -315,6 +354,16 @@ func (m *maker) loop(b *ir.Builder, r *run, to map[*ir.Value]*ir.Value) error {
 			to[last.made[at]] = out[k]
 			k++
 		}
+	}
+	for i, at := range r.loads {
+		v := c.made[at]
+		name := m.routerOf(v)
+		for _, p := range c.params {
+			if p.Name == name {
+				name, _ = r.stacked(p)
+			}
+		}
+		to[v] = model.AsLoad(out[k+i], name)
 	}
 	return b.Err()
 }

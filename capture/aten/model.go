@@ -66,6 +66,8 @@ type Model struct {
 	shifted bool
 	context int64 // the longest sequence of the export's range
 	masked  bool  // masks of dropout are inputs
+	facts   model.Facts
+	sparse  map[string]bool // modules that have experts, by path
 }
 
 // New reads the program of an archive, which must stay open. An error lists all that is not
@@ -120,13 +122,14 @@ func read(m *Model) (*Model, error) {
 		}
 		m.params = append(m.params, p)
 	}
+	m.describe(g)
 	return m, nil
 }
 
 // newModel reads the signature of an archive, but for its outputs.
 func newModel(a *pt2.Archive) *Model {
 	m := &Model{archive: a, sole: map[string]string{}, inputs: map[pt2.Ref]pt2.Spec{},
-		elem: dtype.F32, stacks: map[string]stack{}}
+		elem: dtype.F32, stacks: map[string]stack{}, sparse: map[string]bool{}}
 	for _, group := range a.Tied() {
 		for _, name := range group {
 			m.sole[name] = group[0]
@@ -135,6 +138,9 @@ func newModel(a *pt2.Archive) *Model {
 	for _, s := range a.Program.Inputs {
 		if ref, ok := s.Arg.(pt2.Ref); ok {
 			m.inputs[ref] = s
+			if i := strings.Index(s.Name, ".experts."); i >= 0 {
+				m.sparse[s.Name[:i]] = true
+			}
 			if s.Kind == pt2.Parameter {
 				m.elem = a.Program.Graph.Values[string(ref)].Type
 			}
@@ -162,7 +168,7 @@ func (m *Model) param(v *ir.Value) (model.Param, error) {
 	if err != nil {
 		return p, err
 	}
-	p.Tag, p.Shape, p.Buffer = tagOf(first), slices.Clone(t.Dims), !t.Param
+	p.Tag, p.Shape, p.Buffer = m.tag(first), slices.Clone(t.Dims), !t.Param
 	if len(p.Shape) == 0 {
 		p.Shape = []int64{1}
 	}
@@ -189,32 +195,6 @@ func (m *Model) Init(p *model.Param, _ uint64, dst []float32) error {
 		}
 	}
 	return nil
-}
-
-// Facts implements [model.Model].
-func (m *Model) Facts() model.Facts {
-	var f model.Facts
-	sizes := map[string]*int64{ir.Vocab: &f.Vocab, ir.EmbedDim: &f.Hidden, ir.Heads: &f.Heads,
-		ir.KVHeads: &f.KVHeads, ir.HeadDim: &f.HeadDim, ir.MLPDim: &f.MLP}
-	layers := map[place]bool{}
-	for _, p := range m.params {
-		for _, d := range p.Dims {
-			if to := sizes[d.Name]; to != nil {
-				*to = max(*to, d.Size)
-			}
-		}
-		for _, name := range p.Tensors() {
-			if at, _ := placeOf(name); at.list != "" {
-				layers[at] = true
-			}
-		}
-	}
-	f.Layers = int64(len(layers))
-	if f.KVHeads == 0 {
-		f.KVHeads = f.Heads
-	}
-	f.Context = m.context
-	return f
 }
 
 // maxReadings bounds how often a program is read to name its dimensions.

@@ -5,6 +5,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/deepwell/deepwell/capture/pt2"
 	"github.com/deepwell/deepwell/ir"
 )
 
@@ -66,7 +67,7 @@ var productRules = map[string]rule{
 func (m *maker) linear(n *node, x, w *tensor, bias string) *tensor {
 	last := len(x.axes) - 1
 	x, w = m.match(x, w, last, 0)
-	if tagOf(n.path()) == ir.MLP { // embed wins where the two are one
+	if m.tag(n.path()) == ir.MLP { // embed wins where the two are one
 		m.wishes(w, ir.MLPDim, ir.MLPDim)
 	}
 	y := m.contract(x, w, [][2]int{{last, 0}}, nil, true)
@@ -74,6 +75,11 @@ func (m *maker) linear(n *node, x, w *tensor, bias string) *tensor {
 	out := m.tensor(y.v, x.hidden, axes...)
 	if n.has(bias) {
 		out = m.binary(out, n.value(bias), m.b.Add)
+	}
+	if m.tag(n.path()) == ir.Router {
+		weight, _ := n.Arg("weight")
+		ref, _ := weight.(pt2.Ref)
+		m.router = router{out, m.inputs[ref].Name}
 	}
 	return out
 }

@@ -31,10 +31,12 @@ type maker struct {
 	own        map[string]rule // in place of rules
 	missing    unsupported
 	marks      []mark
-	count      map[place]int  // nodes so far
+	nodes      map[place]int  // so far
 	calls      map[string]int // of dropout, by module
 	draws      []Draw         // masks of dropout
 	node       *node          // that is written
+	router     router
+	loads      []expertLoad
 	// Mixed are values in which tokens of several documents meet, and what made them.
 	mixed map[*ir.Value]*node
 }
@@ -43,7 +45,7 @@ type maker struct {
 func (m *maker) read(result pt2.Ref) (*ir.Graph, error) {
 	p := m.archive.Program
 	m.env = map[*pt2.Graph]map[pt2.Ref]*variable{p.Graph: {}}
-	m.count, m.calls = map[place]int{}, map[string]int{}
+	m.nodes, m.calls = map[place]int{}, map[string]int{}
 	if err := m.bind(); err != nil {
 		return nil, err
 	}
@@ -67,7 +69,13 @@ func (m *maker) read(result pt2.Ref) (*ir.Graph, error) {
 	if ds := out.dims(); len(ds) > 0 && m.b.Err() == nil {
 		v = m.b.Transpose(v, m.names(ds)...)
 	}
-	return m.b.Graph(v)
+	results := []*ir.Value{v}
+	if result == m.loss {
+		for _, l := range m.loads {
+			results = append(results, l.v)
+		}
+	}
+	return m.b.Graph(results...)
 }
 
 // result reads what the program gives, with a dimension for each axis that repeats.
@@ -287,7 +295,7 @@ func (m *maker) stored(s pt2.Spec, made map[string]*tensor) (*tensor, error) {
 		return made[name], nil
 	}
 	t := ir.Type{Elem: m.elem(have.Type)}
-	if tagOf(name) == ir.Router && t.Elem != dtype.F64 {
+	if m.tag(name) == ir.Router && t.Elem != dtype.F64 {
 		t.Elem = dtype.F32 // nearly equal scores decide where a token goes
 	}
 	out := &tensor{param: true, buffer: s.Kind == pt2.Buffer}
@@ -359,11 +367,11 @@ func (m *maker) write(n *node) {
 	outer := m.key
 	defer func() { m.key = outer }()
 	at, _ := placeOf(n.path())
-	m.count[at]++
-	m.key = fmt.Sprintf("%s%s.%d.:%d:", outer, at.list, at.n, m.count[at])
+	m.nodes[at]++
+	m.key = fmt.Sprintf("%s%s.%d.:%d:", outer, at.list, at.n, m.nodes[at])
 	m.node = n
 	m.guard(func() {
-		m.b.Tagged(tagOf(n.path()), func() { m.apply(n) })
+		m.b.Tagged(m.tag(n.path()), func() { m.apply(n) })
 	}, func(why string) {
 		m.missing.add(n, why)
 		for i, o := range n.Outputs {

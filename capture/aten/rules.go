@@ -2,11 +2,9 @@ package aten
 
 import (
 	"maps"
-	"strings"
 
 	"github.com/deepwell/deepwell/capture/pt2"
 	"github.com/deepwell/deepwell/dtype"
-	"github.com/deepwell/deepwell/ir"
 )
 
 // A rule writes one node: it gives the tensors that are its outputs, as many as it has.
@@ -170,28 +168,4 @@ func (n *node) path() string {
 		return ""
 	}
 	return n.Modules[len(n.Modules)-1].Path
-}
-
-// tagWords tell the part of a block by a word of a module's path, the innermost first.
-var tagWords = []struct {
-	word string
-	tag  ir.Tag
-}{
-	{"norm", ir.Norm}, {"ln_", ir.Norm}, {"router", ir.Router}, {"experts", ir.Experts},
-	{"attn", ir.Attn}, {"attention", ir.Attn}, {"lm_head", ir.Head}, {"mlp", ir.MLP},
-	{"feed_forward", ir.MLP}, {"ffn", ir.MLP}, {"intermediate", ir.MLP}, {"embed", ir.Embed},
-	{"wte", ir.Embed}, {"wpe", ir.Embed}, {"classifier", ir.Head}, {"predictions", ir.Head},
-	{"output.dense", ir.MLP},
-}
-
-// tagOf is the tag of what stands at a path.
-func tagOf(path string) ir.Tag {
-	best, at := ir.Tag(""), -1
-	low := strings.ToLower(path)
-	for _, w := range tagWords {
-		if i := strings.LastIndex(low, w.word); i > at {
-			best, at = w.tag, i
-		}
-	}
-	return best
 }

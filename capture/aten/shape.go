@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"slices"
 
+	"github.com/deepwell/deepwell/dtype"
 	"github.com/deepwell/deepwell/ir"
 )
 
@@ -382,6 +383,9 @@ func (m *maker) sliced(x *tensor, i int, from, to, step int64, key string) *tens
 	if from == 0 && to == n && step == 1 {
 		return x
 	}
+	if t := m.partsOf(x, i, from, to, key); t != nil && step == 1 {
+		return t
+	}
 	if x.known != nil {
 		stride, sizes := strides(x.sizes()), x.sizes()
 		sizes[i] = size
@@ -443,6 +447,32 @@ func (m *maker) sliced(x *tensor, i int, from, to, step int64, key string) *tens
 	}
 }
 
+// partsOf takes a range of what was joined, if it is some of the parts; nil if not.
+func (m *maker) partsOf(x *tensor, i int, from, to int64, key string) *tensor {
+	if x.parts == nil || x.joint != i {
+		return nil
+	}
+	var list []*tensor
+	at := int64(0)
+	for _, t := range x.parts {
+		size := t.axes[i].size
+		if at >= from && at+size <= to {
+			list = append(list, t)
+			from = at + size
+		} else if at+size > from && at < to {
+			return nil
+		}
+		at += size
+	}
+	if len(list) == 0 {
+		return nil
+	}
+	outer := m.key
+	defer func() { m.key = outer }()
+	m.key += "parts" + key + ":"
+	return m.joined(list, i)
+}
+
 // chunks takes an axis apart into as many parts as the node has outputs.
 func chunks(m *maker, n *node) []*tensor {
 	x := n.tensor("self")
@@ -477,10 +507,16 @@ func (m *maker) joined(list []*tensor, i int) *tensor {
 	}
 	size := int64(0)
 	var hidden []dim
+	parts := slices.Clone(list)
 	for k := range list {
 		list[k] = m.whole(m.real(list[k]), i)
 		size += list[k].axes[i].size
 		hidden = append(hidden, list[k].hidden...)
+	}
+	if partly(list, i) {
+		out := *m.padded(list, i, size)
+		out.parts, out.joint = parts, i
+		return &out
 	}
 	to := m.fresh("cat", size, list[0].axes[i].dims[0])
 	// All other axes must be the same, and all parts have the joined dimension.
@@ -505,7 +541,7 @@ func (m *maker) joined(list []*tensor, i int) *tensor {
 	axes[i] = axis{[]dim{to}, size}
 	out := m.tensor(nil, hidden, axes...)
 	all, _ := union(out)
-	var parts []*ir.Value
+	var values []*ir.Value
 	for k := range list {
 		own := list[k].axes[i].dims[0]
 		rest := slices.DeleteFunc(slices.Clone(all), func(d dim) bool { return d == to })
@@ -513,20 +549,57 @@ func (m *maker) joined(list []*tensor, i int) *tensor {
 		if m.name(own) != m.name(to) {
 			v = m.b.Rename(v, m.name(own), m.name(to))
 		}
-		parts = append(parts, v)
+		values = append(values, v)
 	}
 	// The order is the parts' own if it is the same, and the program's otherwise.
-	order := ir.Names(parts[0].Type.Dims)
-	for _, v := range parts[1:] {
+	order := ir.Names(values[0].Type.Dims)
+	for _, v := range values[1:] {
 		if !slices.Equal(ir.Names(v.Type.Dims), order) {
 			order = append(m.names(out.hidden), m.names(out.dims())...)
 		}
 	}
-	for k, v := range parts {
-		parts[k] = m.b.Transpose(v, order...)
+	for k, v := range values {
+		values[k] = m.b.Transpose(v, order...)
 	}
-	out.v = m.b.Concat(m.name(to), parts...)
+	out.v = m.b.Concat(m.name(to), values...)
+	out.parts, out.joint = parts, i
 	return out
+}
+
+// partly reports whether floating-point parts that are joined along axis i repeat along an axis that
+// others have, as the rotated elements of latent attention do along heads.
+func partly(list []*tensor, i int) bool {
+	for j := range list[0].axes {
+		some, none := false, false
+		for _, t := range list {
+			if t.v.Type.Elem.Kind() != dtype.Float || t.v.Type.Elem != list[0].v.Type.Elem {
+				return false
+			}
+			some, none = some || len(t.axes[j].dims) > 0, none || len(t.axes[j].dims) == 0
+		}
+		if j != i && some && none {
+			return true
+		}
+	}
+	return false
+}
+
+// padded joins parts as a sum, each with zeros in place of the others: what repeats need not be
+// copied, and is sharded like what does not.
+func (m *maker) padded(list []*tensor, i int, size int64) *tensor {
+	var out *tensor
+	at := int64(0)
+	for k, t := range list {
+		n := t.axes[i].size
+		v := m.b.Pad(t.v, m.name(t.axes[i].dims[0]), at, size-at-n)
+		wide := m.resized(t, v, i, size, fmt.Sprint("pad", k))
+		if at += n; out == nil {
+			out = wide
+		} else {
+			out = m.binary(out, wide, m.b.Add)
+		}
+	}
+	return out.with(m.b.Transpose(out.v, append(m.names(out.hidden), m.names(out.dims())...)...))
 }
 
 // joinedNumbers concatenates known numbers; nil if some are not known.

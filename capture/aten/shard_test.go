@@ -11,6 +11,7 @@ import (
 	"github.com/deepwell/deepwell/engine"
 	"github.com/deepwell/deepwell/internal/enginetest"
 	"github.com/deepwell/deepwell/internal/plantest"
+	"github.com/deepwell/deepwell/internal/slowtest"
 	"github.com/deepwell/deepwell/plan"
 	"github.com/deepwell/deepwell/recipe"
 	"github.com/deepwell/deepwell/train"
@@ -20,12 +21,15 @@ import (
 // in one, attention written out.
 var sharded = []struct {
 	name  string
+	slow  bool
 	plans []string
 }{
-	{"nanogpt", []string{"dp", "tp", "sp"}},
-	{"phi3", []string{"dp", "tp"}},
-	{"einsum", []string{"dp", "tp", "sp", "cp"}},
-	{"alibi", []string{"dp", "tp", "cp"}},
+	{"nanogpt", false, []string{"dp", "tp", "sp"}},
+	{"phi3", false, []string{"dp", "tp"}},
+	{"mixtral", true, []string{"dp", "tp", "sp", "ep"}},
+	{"deepseek_v3", true, []string{"dp", "tp", "cp", "ep"}},
+	{"einsum", false, []string{"dp", "tp", "sp", "cp"}},
+	{"alibi", false, []string{"dp", "tp", "cp"}},
 }
 
 // Plans of two devices give the loss of data parallelism after three steps.
@@ -37,8 +41,12 @@ func TestHardNamesAreSharded(t *testing.T) {
 	t.Cleanup(e.Close)
 	for _, s := range sharded {
 		t.Run(s.name, func(t *testing.T) {
+			if s.slow {
+				slowtest.Only(t)
+			}
 			want := math.NaN()
-			for _, row := range plantest.Meshes() {
+			ep := plantest.Row{Name: "ep", Apply: func(p *plan.Plan) { p.EP = 2 }}
+			for _, row := range append(plantest.Meshes(), ep) {
 				if !slices.Contains(s.plans, row.Name) {
 					continue
 				}

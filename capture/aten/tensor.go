@@ -29,6 +29,8 @@ type tensor struct {
 	twin func() *tensor
 	// Grouped is what each element was repeated of along axis 1, as keys are for several heads.
 	grouped *tensor
+	parts   []*tensor // what it was joined of, along an axis
+	joint   int
 }
 
 // An axis is a product of dimensions, major first. One without dimensions is repeated.
