@@ -566,8 +566,8 @@ func (m *maker) joined(list []*tensor, i int) *tensor {
 	return out
 }
 
-// partly reports whether floating-point parts that are joined along axis i repeat along an axis that
-// others have, as the rotated elements of latent attention do along heads.
+// partly reports whether floating-point parts that are joined along axis i repeat along an axis
+// that others have, as the rotated elements of latent attention do along heads.
 func partly(list []*tensor, i int) bool {
 	for j := range list[0].axes {
 		some, none := false, false
