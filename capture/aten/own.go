@@ -92,17 +92,45 @@ func ownPad(m *maker, n *node) *tensor {
 
 // ownDropout multiplies by a mask that the caller draws.
 func ownDropout(m *maker, n *node) *tensor {
-	p, call := n.float("p", 0), m.calls[n.path()]
-	if p > 0 && n.bool("train", true) {
-		m.draws = append(m.draws, Draw{MaskInput(n.path(), call), 1 - p})
+	x, p := n.tensor("input"), n.float("p", 0)
+	if p == 0 || !n.bool("train", true) {
+		return x
 	}
-	return rules["aten.dropout.default"](m, n)[0]
+	return m.drawn(m.real(x), n, p)
+}
+
+// drawn multiplies by a mask that the caller draws, and by what makes up for what is lost.
+func (m *maker) drawn(x *tensor, n *node, p float64) *tensor {
+	if p >= 1 {
+		panic(refusal("dropout of everything"))
+	}
+	for i, a := range x.axes {
+		if a.size > 1 {
+			x = m.some(x, i)
+		}
+	}
+	name := MaskInput(graphName("x"+n.path()), m.calls[n.path()])
+	m.calls[n.path()]++
+	t := ir.Type{Elem: x.v.Type.Elem}
+	for _, d := range x.dims() {
+		t.Dims = append(t.Dims, ir.Dim{Name: m.name(d), Size: m.size(d)})
+	}
+	m.draws = append(m.draws, Draw{name, 1 - p})
+	mask := m.b.Input(name, ir.Data, t, "")
+	return x.with(m.b.Scale(m.b.Mul(x.v, mask), 1/(1-p)))
 }
 
 // paddedAttention is dw.attention with a mask [batch, keys] of the keys that are no padding: real
 // keys and all queries are of one document, and padding is of another.
 func paddedAttention(m *maker, n *node) *tensor {
-	if !n.has("mask") || n.has("sinks") || n.float("dropout", 0) != 0 {
+	if p := n.float("dropout", 0); p > 0 {
+		if n.has("mask") || n.has("sinks") || n.int("window", 0) > 0 || n.float("softcap", 0) != 0 {
+			panic(refusal("dropout inside attention with a mask, a window or sinks"))
+		}
+		return m.writtenOut(n, [3]string{"q", "k", "v"}, n.float("scale", 1), nil,
+			n.bool("causal", false), p)
+	}
+	if !n.has("mask") || n.has("sinks") {
 		return rules["dw.attention.default"](m, n)[0]
 	}
 	how := ir.Attention{Causal: n.bool("causal", false), Scale: n.float("scale", 1),
@@ -125,35 +153,63 @@ func paddedAttention(m *maker, n *node) *tensor {
 	return m.attention(q, n.value("k"), n.value("v"), how)
 }
 
-// maskedAttention is attention with a mask [..., queries, keys] that is computed: true where a
-// key is seen, or added to the scores. It is written out.
+// maskedAttention is attention with a mask [..., queries, keys] that is computed: true where a key
+// is seen, or added to the scores. It is written out, and so is attention with dropout.
 func maskedAttention(m *maker, n *node) *tensor {
-	if !n.has("attn_mask") || n.tensor("attn_mask").known != nil {
+	p := n.float("dropout_p", 0)
+	if p == 0 && (!n.has("attn_mask") || n.tensor("attn_mask").known != nil) {
 		return rules["aten.scaled_dot_product_attention.default"](m, n)[0]
 	}
-	q, k, v, mask := n.value("query"), n.value("key"), n.value("value"), n.value("attn_mask")
-	switch last := len(q.axes) - 1; {
-	case n.float("dropout_p", 0) != 0:
-		panic(refusal("dropout inside attention"))
-	case n.bool("is_causal", false) || n.bool("enable_gqa", false) || last < 2:
-		panic(refusal("a mask beside causality or groups of heads"))
-	default:
-		order := make([]int, len(k.axes))
-		for i := range order {
-			order[i] = i
-		}
-		slices.Reverse(order[len(order)-2:])
-		scale := n.float("scale", 1/math.Sqrt(float64(q.axes[last].size)))
-		scores := m.scaled(m.matmul(q, m.permuted(k, order)), scale)
-		if mask.v.Type.Elem.Kind() == dtype.Float {
-			scores = m.binary(scores, mask, m.b.Add)
-		} else {
-			elem := scores.v.Type.Elem
-			hidden := m.tensor(m.b.Fill(ir.Type{Elem: elem}, lowest(elem)), nil)
-			scores = m.choose(mask, scores, hidden)
-		}
-		scores = m.whole(scores, last)
-		probs := scores.with(m.b.Softmax(scores.v, m.name(scores.axes[last].dims[0])))
-		return m.matmul(probs, v)
+	if n.bool("enable_gqa", false) {
+		panic(refusal("a mask or dropout beside groups of heads"))
 	}
+	var mask *tensor
+	if n.has("attn_mask") {
+		mask = n.value("attn_mask")
+	}
+	q := n.value("query")
+	scale := n.float("scale", 1/math.Sqrt(float64(q.axes[len(q.axes)-1].size)))
+	return m.writtenOut(n, [3]string{"query", "key", "value"}, scale, mask,
+		n.bool("is_causal", false), p)
+}
+
+// writtenOut is attention of queries, keys and values as operations, with a mask that may be nil
+// and a probability of dropout.
+func (m *maker) writtenOut(n *node, names [3]string, scale float64, mask *tensor, causal bool,
+	p float64) *tensor {
+	q, k, v := n.value(names[0]), n.value(names[1]), n.value(names[2])
+	last := len(q.axes) - 1
+	if last < 2 || len(k.axes) != len(q.axes) || q.axes[last-2].size != k.axes[last-2].size {
+		panic(refusal("a mask or dropout beside groups of heads"))
+	}
+	order := make([]int, len(k.axes))
+	for i := range order {
+		order[i] = i
+	}
+	slices.Reverse(order[last-1:])
+	scores := m.scaled(m.matmul(q, m.permuted(k, order)), scale)
+	elem := scores.v.Type.Elem
+	hidden := m.tensor(m.b.Fill(ir.Type{Elem: elem}, lowest(elem)), nil)
+	if rows, cols := q.axes[last-1].size, k.axes[last-1].size; causal && cols > 1 {
+		seen := make([]float64, rows*cols)
+		for r := range rows {
+			for c := range min(r+1, cols) {
+				seen[r*cols+c] = 1
+			}
+		}
+		scores = m.choose(m.real(constant(dtype.Pred, []int64{rows, cols}, seen)), scores, hidden)
+	}
+	switch {
+	case mask == nil:
+	case mask.v.Type.Elem.Kind() == dtype.Float:
+		scores = m.binary(scores, mask, m.b.Add)
+	default:
+		scores = m.choose(mask, scores, hidden)
+	}
+	scores = m.whole(scores, last)
+	probs := scores.with(m.b.Softmax(scores.v, m.name(scores.axes[last].dims[0])))
+	if p > 0 {
+		probs = m.drawn(probs, n, p)
+	}
+	return m.matmul(probs, v)
 }

@@ -244,6 +244,30 @@ class Optimized(unittest.TestCase):
         self.assertEqual(sorted(set(half.flatten().tolist())), [0.0, 2.0])
         self.assertLess(abs(half.mean().item() - 1), 0.1)
 
+    def test_dropout_in_attention(self) -> None:
+        """With the probability near 0 attention is as without; with a half, its mean is."""
+        class Attend(nn.Module):
+            def __init__(self, p: float) -> None:
+                super().__init__()
+                self.p = p
+
+            def forward(self, q: torch.Tensor) -> torch.Tensor:
+                return F.scaled_dot_product_attention(q, q, q, is_causal=True, dropout_p=self.p)
+
+        q = torch.randn(2, 4, 6, 8)
+        want = Attend(0.0)(q)
+        self.assertLess(distance(dw.optimize(Attend(1e-9))(q), want), FORWARD)
+        model = dw.optimize(Attend(0.5))
+        self.assertGreater(distance(model(q), want), 0.1)
+        mean = torch.stack([model(q) for _ in range(400)]).mean(0)
+        self.assertLess(distance(mean, want), 0.1)
+        import transformers
+
+        gpt2 = transformers.GPT2LMHeadModel(transformers.GPT2Config(
+            vocab_size=40, n_embd=32, n_layer=2, n_head=4, n_positions=32, bos_token_id=1, eos_token_id=2)).train()
+        dw.optimize(gpt2)(**batch())["loss"].backward()
+        self.assertTrue(all(p.grad is not None and p.grad.isfinite().all() for p in gpt2.parameters()))
+
     def test_masks_of_padding(self) -> None:
         eager = llama()
         model = dw.optimize(copy.deepcopy(eager))
