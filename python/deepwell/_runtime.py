@@ -181,6 +181,9 @@ class Store:
                 for key, t in group.items():
                     if t is not None:
                         self.slots[f"{path}.{key}" if path else key] = (group, key)
+        # What the module consists of: another part is another program.
+        self.parts = [(group, tuple(group.values()) if group is part._modules else None, len(group))
+                      for part in module.modules() for group in (part._modules, part._parameters, part._buffers)]
         self.places: dict[str, Place] = {}
         self.version = 0  # of places
         self.views: dict[str, Tensor] = {}
@@ -226,6 +229,13 @@ class Store:
                     self.places[name], self.views[name] = self.places[first], self.views[first]
             at += aligned(p["bytes"])
         self.refresh()
+
+    def same(self) -> bool:
+        """Says whether the module has the parts that it had."""
+        for group, parts, count in self.parts:
+            if len(group) != count or parts and any(a is not b for a, b in zip(group.values(), parts)):
+                return False
+        return True
 
     def refresh(self) -> bool:
         """Copies tensors that were replaced, and makes them shared again; False if one no longer fits."""
@@ -299,7 +309,7 @@ class Runtime:
         """Exports and compiles what a call needs, and gives the tensors that it takes."""
         leaves, tree = pytree.tree_flatten((args, kwargs))
         inputs = [x for x in leaves if isinstance(x, Tensor)]
-        if not self.store.refresh():
+        if not self.store.same() or not self.store.refresh():
             self.reset()
         program = self.program(args, kwargs, leaves, tree, inputs)
         return self.variant(program, inputs, nodes), inputs
@@ -318,7 +328,7 @@ class Runtime:
     def program(self, args: tuple[Any, ...], kwargs: dict[str, Any], leaves: list[Any], tree: Any,
                 inputs: list[Tensor]) -> Program:
         cast = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else None
-        key = (self.module.training, cast, tree, tuple(map(_form, leaves)))
+        key = (tuple(m.training for m in self.module.modules()), cast, tree, tuple(map(_form, leaves)))
         for t in inputs:
             if t.device.type != "cpu":
                 raise Error("DW2106", f"a tensor is on {t.device}; modules run on the CPU only yet")

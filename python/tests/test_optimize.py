@@ -310,6 +310,20 @@ class Optimized(unittest.TestCase):
         self.assertIsNone(model.wte.weight.grad)
         self.assertLess(distance(model.lm_head.weight.grad, eager.lm_head.weight.grad), GRADIENTS)
 
+    def test_changed_parts(self) -> None:
+        """A part that is replaced, or added, or in another mode, makes another program."""
+        eager = make("dropout")
+        model = dw.optimize(copy.deepcopy(eager))
+        model(**batch())
+        for m in (model, eager):
+            torch.manual_seed(9)
+            m.lm_head = nn.Linear(models.EMBED, models.VOCAB, bias=False)
+            for part in m.modules():
+                if isinstance(part, nn.Dropout):
+                    part.eval()
+            m.h[0].attn.out = nn.Sequential(m.h[0].attn.out, nn.Tanh())
+        self.agree(model, eager, batch())
+
     def test_two_modules(self) -> None:
         """One module feeds another, and a gradient flows through both."""
         first, second = nn.Linear(8, 8), nn.Sequential(nn.Linear(8, 8), nn.GELU())
