@@ -46,7 +46,7 @@ type Recipe struct {
 // An Optimizer is the section [optimizer]. MinLR is the final learning rate, not a share of LR; a
 // negative one, as in [Default], stands for a tenth of LR ([Optimizer.FinalLR]).
 type Optimizer struct {
-	Name        string  `key:"optimizer.name" in:"adamw muon"`
+	Name        string  `key:"optimizer.name" in:"adamw muon sgd"`
 	LR          float64 `key:"optimizer.lr"`
 	MinLR       float64
 	Schedule    string  `key:"optimizer.schedule" in:"cosine wsd constant"`

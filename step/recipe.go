@@ -104,8 +104,11 @@ func optimizerOf(r *recipe.Recipe, elem dtype.DType) optim.Optimizer {
 	o := r.Optimizer
 	adam := optim.AdamW{Beta1: o.Beta1, Beta2: o.Beta2, Eps: AdamEps, Decay: o.WeightDecay,
 		ClipNorm: o.MaxGradNorm, Moments: o.Moments, Compute: elem}
-	if o.Name == "muon" {
+	switch o.Name {
+	case "muon":
 		return optim.Muon{AdamW: adam, Momentum: muonMomentum}
+	case "sgd":
+		return optim.SGD{Decay: o.WeightDecay, ClipNorm: o.MaxGradNorm, Compute: elem}
 	}
 	return adam
 }

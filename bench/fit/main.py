@@ -4,8 +4,9 @@ deepwell train of the same model's configuration with data from files.
     python bench/fit/main.py -deepwell BINARY
 
 The module is a GPT-2 of 60M parameters, in f32, with AdamW. All take turns of a few steps; whoever
-has no turn is stopped (SIGSTOP) or not called. Times are of wall clock, and ratios are medians over
-turns, since the machine is shared. The last lines are the cost of passing batches from Python.
+has no turn is stopped (SIGSTOP) or not called. Ratios are medians over turns, of wall clock and of
+processor time, since the machine is shared. The last lines are the cost of passing batches from
+Python.
 """
 
 import argparse
@@ -65,24 +66,41 @@ def batches():
         yield {"input_ids": ids, "labels": ids}
 
 
+def children():
+    """Processes that this one has started and that run."""
+    return {int(pid) for f in pathlib.Path("/proc/self/task").glob("*/children") for pid in f.read_text().split()}
+
+
+def used(*pids):
+    """Seconds of processor time that processes have taken."""
+    ticks = 0
+    for pid in pids:
+        fields = pathlib.Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+        ticks += int(fields[11]) + int(fields[12])
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
 class Loop:
     """The user's own loop, with a module that may have been compiled."""
 
     def __init__(self, wrap):
+        before = children()
         self.plain = model()
         self.module, self.optimizer, self.batches = wrap(self.plain), adamw(self.plain), batches()
         self.losses = []
+        self.pids = [os.getpid()]
         self.turn(1)
+        self.pids += children() - before  # the engine's, of optimize
 
     def turn(self, steps):
-        begin = time.perf_counter()
+        begin, cpu = time.perf_counter(), used(*self.pids)
         for _ in range(steps):
             loss = self.module(**next(self.batches)).loss
             loss.backward()
             self.optimizer.step()
             self.optimizer.zero_grad(set_to_none=True)
             self.losses.append(loss.item())
-        return (time.perf_counter() - begin) / steps
+        return (time.perf_counter() - begin) / steps, (used(*self.pids) - cpu) / steps
 
     def close(self):
         pass
@@ -92,7 +110,7 @@ class Run:
     """A run of deepwell train that is stopped while others have their turn."""
 
     def __init__(self, folder, begin):
-        self.folder = folder
+        self.folder, self.pid = folder, 0
         self.thread = threading.Thread(target=begin, daemon=True)
         self.thread.start()
         self.wait(1)
@@ -109,8 +127,8 @@ class Run:
         while self.count() < count:
             if not self.thread.is_alive():
                 sys.exit(f"the run in {self.folder} has ended")
-            time.sleep(0.002)
-        return time.perf_counter()
+            time.sleep(0.01)
+        return time.perf_counter(), used(self.pid) if self.pid else 0
 
     def turn(self, steps):
         os.kill(self.pid, signal.SIGCONT)
@@ -118,7 +136,7 @@ class Run:
         begin = self.wait(first)
         end = self.wait(first + steps)
         os.kill(self.pid, signal.SIGSTOP)
-        return (end - begin) / steps
+        return tuple((b - a) / steps for a, b in zip(begin, end))
 
     @property
     def losses(self):
@@ -198,18 +216,17 @@ def main():
         random.Random(turn).shuffle(order)
         for name in order:
             times[name].append(sides[name].turn(o.steps))
-    print(f"{'':16}{'s/step median':>14}{'best':>8}{'tok/s':>8}{'fit is':>9}")
+    print(f"{'':16}{'s/step median':>14}{'best':>8}{'tok/s':>8}{'cpu s':>8}{'wall of fit':>13}{'cpu of fit':>12}")
     for name, list_of in times.items():
-        ratio = statistics.median(a / b for a, b in zip(list_of, times["fit"]))
-        middle = statistics.median(list_of)
-        print(f"{name:16}{middle:14.3f}{min(list_of):8.3f}{o.batch * o.seq / middle:8.0f}{ratio:8.2f}x")
-    step, took = statistics.median(times["fit"]), passing()
-    print(f"first losses: " + ", ".join(f"{name} {side.losses[0]:.5f} {side.losses[1]:.5f}"
+        wall, cpu = zip(*list_of)
+        ratio = [statistics.median(a[k] / b[k] for a, b in zip(list_of, times["fit"])) for k in (0, 1)]
+        middle = statistics.median(wall)
+        print(f"{name:16}{middle:14.3f}{min(wall):8.3f}{o.batch * o.seq / middle:8.0f}"
+              f"{statistics.median(cpu):8.2f}{ratio[0]:12.2f}x{ratio[1]:11.2f}x")
+    step, took = statistics.median(wall for wall, _ in times["fit"]), passing()
+    print("first losses: " + ", ".join(f"{name} {side.losses[0]:.5f} {side.losses[1]:.5f}"
                                         for name, side in sides.items() if name != "configuration"))
     print(f"passing a batch from Python takes {1e6 * took:.0f} µs, {100 * took / step:.3f} % of a step")
-    if "optimize" in times:
-        over = statistics.median(a / b for a, b in zip(times["optimize"], times["fit"]))
-        print(f"optimize in the user's loop takes {over:.2f} times as long as fit")
     print(f"load {os.getloadavg()[0]:.1f} at the end")
     for side in sides.values():
         side.close()

@@ -10,10 +10,13 @@ from typing import Any
 from ._program import Error
 
 # Optimizers of the engine by the names that users may give them.
-NAMES = {"adamw": "adamw", "adamw_dw": "adamw", "muon": "muon"}
+NAMES = {"adamw": "adamw", "adamw_dw": "adamw", "muon": "muon", "sgd": "sgd"}
 
 # Settings of torch's optimizers that change how a step is computed, not what.
 HOW = {"foreach", "fused", "capturable", "differentiable", "params", "initial_lr", "decoupled_weight_decay"}
+
+# Settings that are not the engine's, unless they are 0 or False.
+OFF = ("amsgrad", "maximize", "momentum", "dampening", "nesterov")
 
 EPS = 1e-8  # of the engine
 
@@ -50,9 +53,9 @@ def refused(what: str, fix: str = "") -> Error:
 
 
 def _torch(optimizer: Any, names: Mapping[int, str]) -> Keys:
-    """Reads an Adam or AdamW; what the engine does not compute is refused by its name."""
+    """Reads an AdamW, Adam or SGD; what the engine does not compute is refused by its name."""
     kind = type(optimizer).__name__
-    if kind not in ("AdamW", "Adam"):
+    if kind not in ("AdamW", "Adam", "SGD"):
         raise refused(f"the engine has no {kind}", 'torch.optim.AdamW, or optimizer="muon"')
     if optimizer.state:
         raise refused(f"the {kind} has made steps already, and the engine begins with none",
@@ -62,9 +65,9 @@ def _torch(optimizer: Any, names: Mapping[int, str]) -> Keys:
     for i, group in enumerate(groups):
         for key in sorted(set(group) - HOW - {"weight_decay"}):
             value = group[key]
-            if key not in ("lr", "betas", "eps", "amsgrad", "maximize"):
+            if key not in ("lr", "betas", "eps", *OFF):
                 raise refused(f"param_groups[{i}] has {key}, which the engine does not know")
-            if key in ("amsgrad", "maximize") and value:
+            if key in OFF and value:
                 raise refused(f"param_groups[{i}] has {key}={value}, which the engine does not compute")
             if key == "eps" and not math.isclose(value, EPS):
                 raise refused(f"param_groups[{i}] has eps={value}; the engine's is {EPS}")
@@ -76,8 +79,11 @@ def _torch(optimizer: Any, names: Mapping[int, str]) -> Keys:
         raise refused(f"Adam's weight_decay={decay} is part of its gradient; the engine's is not",
                       "torch.optim.AdamW")
     lr = float(first["lr"])
-    return {"name": "adamw", "lr": [lr, lr], "schedule": "constant", "warmup": 0, "weight_decay": decay,
-            "betas": list(map(float, first["betas"])), "max_grad_norm": 0.0}
+    found: Keys = {"name": "sgd" if kind == "SGD" else "adamw", "lr": [lr, lr], "schedule": "constant",
+                   "warmup": 0, "weight_decay": decay, "max_grad_norm": 0.0}
+    if "betas" in first:
+        found["betas"] = list(map(float, first["betas"]))
+    return found
 
 
 def _decay(groups: Any, names: Mapping[int, str]) -> float:

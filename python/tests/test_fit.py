@@ -66,6 +66,10 @@ def adamw(module: Any) -> Any:
                               {"params": vectors, "weight_decay": 0.0}], lr=1e-3)
 
 
+def sgd(module: Any) -> Any:
+    return torch.optim.SGD(module.parameters(), lr=0.1)
+
+
 CASES: dict[str, tuple[Any, Any, Any]] = {  # the module, a batch of ids and labels, and its loss
     "transformers": (llama, lambda x, y: {"input_ids": x, "labels": x, "attention_mask": torch.ones_like(x)},
                      lambda m, b: m(**b).loss),
@@ -79,13 +83,14 @@ CASES: dict[str, tuple[Any, Any, Any]] = {  # the module, a batch of ids and lab
 def test_fit_is_the_users_loop(case: str, tmp_path: pathlib.Path) -> None:
     """Losses and weights are PyTorch's, and the module is as it was but for its weights."""
     make, form, loss = CASES[case]
+    made = sgd if case == "a pair" else adamw
     torch.manual_seed(0)
     module = make()
     module.eval()
     ids = [torch.randint(0, 40, (4, 13)) for _ in range(8)]
     batches = [form(x[:, :-1], x[:, 1:]) for x in ids]
     eager = copy.deepcopy(module).train()
-    optimizer, losses = adamw(eager), []
+    optimizer, losses = made(eager), []
     for batch in batches:
         value = loss(eager, batch)
         optimizer.zero_grad()
@@ -93,7 +98,7 @@ def test_fit_is_the_users_loop(case: str, tmp_path: pathlib.Path) -> None:
         optimizer.step()
         losses.append(value.item())
     own, forward = dict(module.named_parameters()), module.forward
-    done = dw.Trainer.from_engine(module, optimizer=adamw(module), dataloader=batches,
+    done = dw.Trainer.from_engine(module, optimizer=made(module), dataloader=batches,
                                   run=tmp_path / "run").fit()
     assert done.losses == pytest.approx(losses, rel=1e-5)
     for (name, p), q in zip(module.named_parameters(), eager.parameters(), strict=True):
@@ -124,6 +129,9 @@ def test_optimizers() -> None:
     with pytest.warns(UserWarning, match="norms and biases"):
         assert keys(torch.optim.AdamW(module.parameters()))["weight_decay"] == 0.01
     assert keys(torch.optim.Adam(module.parameters()))["weight_decay"] == 0
+    assert keys(torch.optim.SGD(module.parameters(), lr=0.1)) == {
+        "name": "sgd", "lr": [0.1, 0.1], "schedule": "constant", "warmup": 0, "weight_decay": 0.0,
+        "max_grad_norm": 0.0}
     cosine = adamw(module)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(cosine, T_max=100, eta_min=1e-5)
     assert keys(cosine, schedule)["lr"] == [1e-3, 1e-5] and keys(cosine, schedule)["schedule"] == "cosine"
@@ -133,7 +141,8 @@ def test_optimizers() -> None:
     stepped.step()
     linear = adamw(module)
     for o, scheduler, message in [
-            (torch.optim.SGD(p), None, "no SGD"), (torch.optim.AdamW(p, amsgrad=True), None, "amsgrad=True"),
+            (torch.optim.RMSprop(p), None, "no RMSprop"),
+            (torch.optim.SGD(p, momentum=0.9), None, "momentum=0.9"), (torch.optim.AdamW(p, amsgrad=True), None, "amsgrad=True"),
             (torch.optim.AdamW(p, eps=1e-6), None, "eps=1e-06"),
             (torch.optim.AdamW(p[:2]), None, "lacks 5 parameters of the module: qkv.weight"),
             (torch.optim.AdamW([{"params": p[:1], "lr": 1.0}, {"params": p[1:]}]), None, "lr="),

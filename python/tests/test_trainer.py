@@ -127,8 +127,8 @@ def test_what_is_refused(model: str) -> None:
             dw.Trainer.from_engine(model, dataloader=[], elastic=elastic)  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="not a dict"):
         dw.Trainer.from_engine({}, dataloader=[])
-    with pytest.raises(dw.Error, match="no optimizer 'sgd'"):
-        _optimizer.keys("sgd", None, 1, {})
+    with pytest.raises(dw.Error, match="no optimizer 'lion'"):
+        _optimizer.keys("lion", None, 1, {})
     assert _optimizer.keys("adamw_dw", None, 1, {}) == {"name": "adamw"}
 
 
