@@ -1,8 +1,6 @@
 package model
 
 import (
-	"strings"
-
 	"github.com/deepwell/deepwell/internal/lists"
 	"github.com/deepwell/deepwell/ir"
 )
@@ -110,7 +108,7 @@ func (c *Facts) Linears(params []Param) []Linear {
 			continue
 		}
 		b := p.box()
-		l := Linear{Name: p.Name[strings.LastIndexByte(p.Name, '.')+1:], Tag: p.Tag, Out: b.rows,
+		l := Linear{Name: LinearName(p.Stem()), Tag: p.Tag, Out: b.rows,
 			In: b.width, Copies: 1, Times: 1}
 		if p.Axis == 1 {
 			l.In, l.Out = b.rows, b.width

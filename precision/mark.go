@@ -19,7 +19,7 @@ var slots = []string{"q", "k", "v", "o", "gate", "up", "down",
 func Slots() []string { return slices.Clone(slots) }
 
 // Slot is the index of a weight in the list, -1 if it is not a linear layer of a block.
-func Slot(weight string) int { return slices.Index(slots, last(weight)) }
+func Slot(weight string) int { return slices.Index(slots, model.LinearName(weight)) }
 
 // LoopSplits returns the loop iterations before which loops over layers must be split, so that
 // each loop has one format per GEMM. params are the graph's parameters, as stacks.
@@ -128,7 +128,7 @@ func lastLinears(v *ir.Value) []*ir.Op {
 
 // linear marks one operation with the formats that its weight's layers share.
 func (m *marker) linear(op *ir.Op, w *model.Param) error {
-	name, slot := last(w.Stem()), Slot(w.Stem())
+	name, slot := model.LinearName(w.Stem()), Slot(w.Stem())
 	if slot < 0 {
 		return nil // not a linear layer of a block
 	}

@@ -4,9 +4,9 @@ import (
 	"cmp"
 	"maps"
 	"slices"
-	"strings"
 
 	"github.com/deepwell/deepwell/dtype"
+	"github.com/deepwell/deepwell/model"
 )
 
 // Version is the version of a policy's JSON form.
@@ -76,7 +76,7 @@ func (p *Policy) Of(layer int, linear, product string) dtype.Format {
 
 // rule returns the deciding rule, or nil.
 func (p *Policy) rule(layer int, linear, product string) *Rule {
-	linear = last(linear)
+	linear = model.LinearName(linear)
 	for i := range slices.Backward(p.Rules) {
 		if p.Rules[i].covers(layer, linear, product) {
 			return &p.Rules[i]
@@ -125,24 +125,15 @@ func (r *Rule) covers(layer int, linear, product string) bool {
 		(slices.Contains(r.Linears, linear) || slices.Contains(r.Linears, tagged[linear]))
 }
 
-// last is the component of a parameter's name that identifies the linear layer of a block. A
-// trailing number is the layer's index in a stack.
-func last(name string) string {
-	if i := strings.LastIndexByte(name, '.'); i >= 0 && strings.Trim(name[i+1:], "0123456789") == "" {
-		name = name[:i]
-	}
-	return name[strings.LastIndexByte(name, '.')+1:]
-}
-
 // Fall returns a policy in which one GEMM has another format, by a rule on top of the others.
 func (p *Policy) Fall(layer int, linear, product string, to dtype.Format, why string) *Policy {
-	return p.with(Rule{Linears: []string{last(linear)}, From: layer, To: layer + 1,
+	return p.with(Rule{Linears: []string{model.LinearName(linear)}, From: layer, To: layer + 1,
 		GEMMs: []string{product}, Format: to, Fallen: true, Why: why})
 }
 
 // Return undoes the last [Policy.Fall] for a GEMM, and reports whether there was one.
 func (p *Policy) Return(layer int, linear, product string) (*Policy, bool) {
-	linear = last(linear)
+	linear = model.LinearName(linear)
 	for i, r := range slices.Backward(p.Rules) {
 		if r.Fallen && r.covers(layer, linear, product) {
 			return p.of(slices.Delete(slices.Clone(p.Rules), i, i+1)), true

@@ -18,7 +18,9 @@ import (
 	"github.com/deepwell/deepwell/internal/slowtest"
 	"github.com/deepwell/deepwell/internal/softgpu"
 	"github.com/deepwell/deepwell/ir"
+	"github.com/deepwell/deepwell/parity"
 	"github.com/deepwell/deepwell/plan"
+	"github.com/deepwell/deepwell/precision"
 	"github.com/deepwell/deepwell/recipe"
 	"github.com/deepwell/deepwell/step"
 	"github.com/deepwell/deepwell/train"
@@ -294,5 +296,39 @@ func TestDepth(t *testing.T) {
 	t.Logf("4 layers have %d lines, 64 layers %d", shallow, deep)
 	if shallow != deep {
 		t.Errorf("the program of 4 layers has %d lines, of 64 layers %d", shallow, deep)
+	}
+}
+
+// A captured model is trained in MXFP8, and its loss stays within the bound of MXFP8 against BF16.
+func TestQuantized(t *testing.T) {
+	slowtest.Only(t) // a minute
+	e := openCPU(t, 1)
+	archive, err := pt2.Parse("words", unpack(t, "words.pt2.gz"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	m, err := New(archive)
+	if err != nil {
+		t.Fatal(err)
+	}
+	policy, err := precision.Default(m, string(dtype.MXFP8))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if share := policy.Share(m)[dtype.MXFP8]; !(share > 0.3) {
+		t.Fatalf("%.0f %% of the work is in MXFP8", 100*share)
+	}
+	run := func(format string) []float64 {
+		r := recipeOf(t)
+		r.Batch, r.Seq, r.Precision, r.GEMMs = 4, 32, dtype.BF16, format
+		return trained(t, train.Options{Engine: e, Model: m, Recipe: r, Data: chance{seq: 32}})
+	}
+	want, got := run(""), run(string(dtype.MXFP8))
+	d := 100 * (got[49] - want[49]) / want[49]
+	bound := parity.Bound(m, policy, false)
+	t.Logf("loss %.4f to %.4f in BF16, %.4f in MXFP8: %.3f %%, within %.2f %%", want[0], want[49],
+		got[49], d, bound)
+	if !(d <= bound) || got[49] == want[49] {
+		t.Errorf("MXFP8 gives %v\nBF16 %v", got, want)
 	}
 }

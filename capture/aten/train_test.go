@@ -1,6 +1,7 @@
 package aten
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"io"
@@ -20,14 +21,14 @@ import (
 )
 
 // chance is a dataset of the same random sequences in every step.
-type chance struct{}
+type chance struct{ seq int } // of 8 tokens, if it does not say
 
-func (chance) Take(_ context.Context, at data.Position, sequences, _, _ int) (*data.Batch,
+func (c chance) Take(_ context.Context, at data.Position, sequences, _, _ int) (*data.Batch,
 	data.Position, error) {
 	r := rand.New(rand.NewPCG(1, 2))
 	list := make([][]int32, sequences)
 	for i := range list {
-		for range 9 { // 8 inputs, and the label of the last
+		for range cmp.Or(c.seq, 8) + 1 { // the inputs, and the label of the last
 			list[i] = append(list[i], r.Int32N(40))
 		}
 	}

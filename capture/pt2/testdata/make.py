@@ -126,7 +126,7 @@ def build(name, impl="deepwell"):
 
 def inputs(name):
     torch.manual_seed(1 + seed(name))
-    batch, seq = Dim("batch", min=2, max=64), Dim("seq", min=2, max=models.CONTEXT - 1)
+    batch, seq = Dim("batch", min=2, max=64), Dim("seq", min=2, max=models.CONTEXTS.get(name, models.CONTEXT) - 1)
     if name.startswith("storages"):
         return dict(x=torch.randn(BATCH, 6)), dict(x={0: batch})
     if name == "vit":

@@ -160,11 +160,12 @@ MODELS = {
 }
 
 
-def words(vocab, layers=LAYERS, **keys):
-    """A GPT with another number of tokens and of layers."""
+def words(vocab, layers=LAYERS, context=CONTEXT, **keys):
+    """A GPT with another number of tokens and of layers, or for longer sequences."""
     model = GPT(**keys)
     model.wte, model.lm_head = nn.Embedding(vocab, EMBED), nn.Linear(EMBED, vocab, bias=False)
     model.lm_head.weight = model.wte.weight
+    model.wpe = nn.Embedding(context, EMBED)
     model.register_buffer("version", torch.tensor(3))  # part of the state_dict, and used by nothing
     model.h.extend(Block() for _ in range(layers - LAYERS))
     return model
@@ -172,8 +173,9 @@ def words(vocab, layers=LAYERS, **keys):
 
 # Exported like the others, and not compared with eager PyTorch: for the command, and without values
 # for its compile time.
+CONTEXTS = {"words": 128}
 PROGRAMS = {
-    "words": lambda: words(320),
+    "words": lambda: words(320, context=CONTEXTS["words"]),
     "deep4": lambda: words(VOCAB, layers=4),
     "deep64": lambda: words(VOCAB, layers=64),
 }
