@@ -212,6 +212,9 @@ func (s *server) param(v *variant, m *program.Module, a program.Array) (*engine.
 	if first := v.owner.places[names[0]]; dense && first[1]%alignment == 0 {
 		x, err := s.lend(m, a, first, engine.Lent)
 		if err == nil {
+			if old := v.owner.arrays[a.Name]; old != nil { // of another shape
+				old.Free()
+			}
 			v.owner.arrays[a.Name] = x
 		}
 		return x, false, err

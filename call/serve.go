@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"fmt"
 	"os"
+	"runtime/debug"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -88,7 +89,7 @@ func Main(open func(context.Context) (*engine.Engine, error)) int {
 		a := &answer{}
 		err := s.begin(ctx, open)
 		if err == nil {
-			a, err = s.answer(ctx, r)
+			a, err = s.guarded(ctx, r)
 		}
 		if err != nil {
 			a = &answer{Error: diag.From(err)}
@@ -187,6 +188,16 @@ func send(a *answer) error {
 		body = body[n:]
 	}
 	return nil
+}
+
+// guarded answers a request; a bug in reading a program ends that request and not all programs.
+func (s *server) guarded(ctx context.Context, r *request) (a *answer, err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			err = diag.New(diag.Internal, "%s: %v", r.Do, p).Because("%s", debug.Stack())
+		}
+	}()
+	return s.answer(ctx, r)
 }
 
 // answer does what a request asks for.

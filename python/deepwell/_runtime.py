@@ -8,6 +8,7 @@ import math
 import os
 import tempfile
 import time
+import warnings
 import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -27,6 +28,7 @@ TYPES = {"f32": torch.float32, "f64": torch.float64, "f16": torch.float16, "bf16
          "pred": torch.bool, "i1": torch.bool}
 SENT = {torch.int64: torch.int32}
 NOWHERE: Place = (-1, 0)
+MANY = 8  # shapes of one program, at which a warning is due
 
 
 def aligned(size: int) -> int:
@@ -148,8 +150,9 @@ class _Call(torch.autograd.Function):
         # torch drops them after the backward pass, unless the graph is retained, or with the graph.
         raw = (ctypes.c_char * 1)()
         weakref.finalize(raw, variant.runtime.child.freed.append, call).atexit = False
-        saved = [torch.frombuffer(raw, dtype=torch.uint8)]
-        ctx.save_for_backward(*saved, *([] if keep is None else [keep]))
+        saved = [torch.frombuffer(raw, dtype=torch.uint8), *([] if keep is None else [keep])]
+        # The backward pass reads matrices again: torch finds out if they were changed meanwhile.
+        ctx.save_for_backward(*saved, *(p for p in tensors[count:] if p.dim() > 1))
         ctx.mark_non_differentiable(*(r for r, (_, _, seed) in zip(results, variant.results) if not seed))
         return tuple(results)
 
@@ -363,6 +366,9 @@ class Runtime:
                 "sizes": [list(t.shape) for t in inputs], "grad": grad, "frozen": frozen,
                 "inputs": [i for i, need in enumerate(needs) if need], "nodes": list(nodes)})["compiled"]
             self.compiles += 1
+            if len(program.variants) == MANY:
+                warnings.warn(f"{type(self.module).__name__} is compiled for another shape, the {MANY}th after the "
+                              "first: each takes time and memory; pad inputs to few sizes", stacklevel=2)
             self.seconds["compile"] += time.monotonic() - began
             self.store.add(self.child, said["params"] or ())
             variant = program.variants[key] = Variant(self, program, said, needs)

@@ -194,6 +194,21 @@ class Optimized(unittest.TestCase):
         with self.assertRaisesRegex(RuntimeError, "second time"):
             loss.backward()
 
+    def test_changed_before_backward(self) -> None:
+        """A weight that changes between the passes is torch's own error, as in eager PyTorch."""
+        model = dw.optimize(make("nanogpt"))
+        loss = model(**batch())["loss"]
+        with torch.no_grad():
+            model.lm_head.weight.mul_(2)
+        with self.assertRaisesRegex(RuntimeError, "modified by an inplace operation"):
+            loss.backward()
+
+    def test_many_shapes(self) -> None:
+        model = dw.optimize(nn.Linear(4, 4))
+        with torch.no_grad(), self.assertWarnsRegex(UserWarning, "pad inputs"):
+            for rows in range(2, 12):
+                model(torch.ones(rows, 4))
+
     def test_memory_is_freed(self) -> None:
         """Calls are forgotten after their backward pass, or when nobody can ask for it."""
         model = dw.optimize(make("nanogpt"))
