@@ -332,13 +332,14 @@ class Runtime:
                 inputs: list[Tensor]) -> Program:
         cast = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else None
         key = (tuple(m.training for m in self.module.modules()), cast, tree, tuple(map(_form, leaves)))
-        for t in inputs:
-            if t.device.type != "cpu":
-                raise Error("DW2106", f"a tensor is on {t.device}; modules run on the CPU only yet")
         known = self.programs.setdefault(key, [])
         for program in known:
             if program.takes(inputs):
                 return program
+        for t in (*inputs, *self.module.parameters()):
+            if t.device.type != "cpu":
+                raise Error("DW2106", f"a tensor is on {t.device}; modules run on the CPU only yet",
+                            fix='module.to("cpu")')
         began = time.monotonic()
         with tempfile.TemporaryDirectory(prefix="deepwell-") as folder:
             path = os.path.join(folder, "module.pt2")
@@ -386,7 +387,7 @@ class Runtime:
 def _form(leaf: Any) -> object:
     """Gives what of an argument makes another program of the module."""
     if isinstance(leaf, Tensor):
-        return leaf.dtype, leaf.dim()
+        return leaf.dtype, leaf.dim(), leaf.device
     if leaf is None or isinstance(leaf, (bool, int, float, str, torch.dtype, torch.device)):
         return type(leaf), leaf
     raise Error("DW2106", f"an argument is a {type(leaf).__name__}",

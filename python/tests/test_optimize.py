@@ -138,6 +138,19 @@ class Optimized(unittest.TestCase):
         for (name, p), q in zip(model.named_parameters(), eager.named_parameters()):
             self.assertLess(distance(p, q[1]), 1e-3, name)
 
+    def test_many_layers(self) -> None:
+        """More than 32 layers are a loop, whose parameters follow each other in memory."""
+        with unittest.mock.patch.object(models, "LAYERS", 33):
+            eager = make("nanogpt")
+        model = dw.optimize(copy.deepcopy(eager), batch())
+        self.assertIn("a loop of 33 rounds", str(model.report))
+        self.agree(model, eager, batch())
+        for m in (model, eager):
+            m.zero_grad()
+            with torch.no_grad():
+                m.h[20].mlp[0].weight.mul_(2)
+        self.agree(model, eager, batch())
+
     def test_shapes_modes_and_counts(self) -> None:
         eager = make("nanogpt")
         model = dw.optimize(copy.deepcopy(eager))
@@ -359,6 +372,13 @@ class Optimized(unittest.TestCase):
         self.assertEqual(caught.exception.code, "DW2106")
         for word in ("fft", "det"):
             self.assertIn(word, str(caught.exception))
+
+    def test_what_cannot_be_called(self) -> None:
+        for module, argument, word in ((nn.Linear(4, 4, device="meta"), torch.ones(2, 4), "meta"),
+                                       (nn.Linear(4, 4), torch.ones(2, 4, device="meta"), "meta"),
+                                       (nn.Identity(), object(), "object")):
+            with self.assertRaisesRegex(dw.Error, word):
+                dw.optimize(module)(argument)
 
     def test_report(self) -> None:
         model = dw.optimize(make("nanogpt"), batch())
