@@ -123,6 +123,8 @@ var makerRules = map[string]rule{
 	"aten.zeros_like.default": filled(0), "aten.ones_like.default": filled(1),
 	"aten.new_empty.default": filled(0), "aten.empty_like.default": filled(0),
 	"aten.zeros.default": filled(0), "aten.ones.default": filled(1),
+	"aten.full.default": filledBy("fill_value"), "aten.full_like.default": filledBy("fill_value"),
+	"aten.new_full.default":  filledBy("fill_value"),
 	"aten.new_zeros.default": filled(0), "aten.new_ones.default": filled(1),
 }
 
@@ -142,6 +144,15 @@ func arange(m *maker, n *node) *tensor {
 
 // filled repeats one number.
 func filled(by float64) rule {
+	return fill(func(*node) float64 { return by })
+}
+
+// filledBy repeats the number that an argument gives.
+func filledBy(name string) rule {
+	return fill(func(n *node) float64 { return n.float(name, 0) })
+}
+
+func fill(by func(n *node) float64) rule {
 	return sole(func(m *maker, n *node) *tensor {
 		sizes := n.out(0)
 		axes := make([]axis, len(sizes))
@@ -149,7 +160,7 @@ func filled(by float64) rule {
 			axes[i].size = size
 		}
 		elem := m.elem(n.graph.Values[string(n.Outputs[0])].Type)
-		return m.tensor(m.b.Fill(ir.Type{Elem: elem}, by), nil, axes...)
+		return m.tensor(m.b.Fill(ir.Type{Elem: elem}, by(n)), nil, axes...)
 	})
 }
 

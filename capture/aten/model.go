@@ -276,8 +276,11 @@ func (u *unsupported) add(n *node, why string) {
 }
 
 func (u unsupported) err() error {
-	return diag.New(diag.NotSupported, "%d calls of the program are not supported:\n  %s", len(u),
-		strings.Join(u, "\n  "))
+	what := "1 call of the program is"
+	if len(u) > 1 {
+		what = fmt.Sprintf("%d calls of the program are", len(u))
+	}
+	return diag.New(diag.NotSupported, "%s not supported:\n  %s", what, strings.Join(u, "\n  "))
 }
 
 // eval computes a size.

@@ -45,7 +45,9 @@ var productRules = map[string]rule{
 	"aten.sum.dim_IntList": sole(func(m *maker, n *node) *tensor {
 		return m.reduced(n, false)
 	}),
-	"aten.mean.dim": sole(func(m *maker, n *node) *tensor { return m.reduced(n, true) }),
+	"aten.mean.dim":     sole(func(m *maker, n *node) *tensor { return m.reduced(n, true) }),
+	"aten.sum.default":  sole(func(m *maker, n *node) *tensor { return m.reduced(n, false) }),
+	"aten.mean.default": sole(func(m *maker, n *node) *tensor { return m.reduced(n, true) }),
 	"aten.softmax.int": sole(func(m *maker, n *node) *tensor {
 		x := n.value("self")
 		i := x.at(n.int("dim", -1))
@@ -230,7 +232,13 @@ func (m *maker) reduced(n *node, mean bool) *tensor {
 	}
 	over, factor := []dim{}, 1.0
 	drop := map[int]bool{}
-	for _, d := range n.ints("dim") {
+	list := n.ints("dim")
+	for i := range x.axes {
+		if len(n.ints("dim")) == 0 { // all of them
+			list = append(list, int64(i))
+		}
+	}
+	for _, d := range list {
 		i := x.at(d)
 		drop[i] = true
 		over = append(over, x.axes[i].dims...)

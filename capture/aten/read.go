@@ -403,9 +403,20 @@ func (m *maker) input(t *tensor) *variable {
 	return v
 }
 
+// anySize stands for a size that is not known, in a program that is refused for it.
+const anySize = 3
+
 // standIn is a tensor of zeros in place of an output.
 func (m *maker) standIn(n *node, i int) *tensor {
-	t := ir.Type{Elem: m.elem(n.graph.Values[string(n.Outputs[i])].Type)}
+	value := n.graph.Values[string(n.Outputs[i])]
+	t := ir.Type{Elem: m.elem(value.Type)}
+	for _, e := range value.Dims { // a size that the values decide may be any
+		for _, s := range e.Symbols() {
+			if _, known := m.symbols[s]; !known {
+				m.symbols[s] = anySize
+			}
+		}
+	}
 	var axes []axis
 	for k, size := range n.out(i) {
 		d := m.fresh(fmt.Sprint("none", i, ".", k), size, -1)

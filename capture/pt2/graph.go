@@ -283,13 +283,14 @@ func (p *parser) modules(text string) (list []Module, err error) {
 
 var frame = regexp.MustCompile(`(?m)^\s*File "([^"\n]*)", line ([0-9]{1,9}), in `)
 
-// sourceOf gives the innermost line of a stack trace that is not in torch itself, without folders:
-// paths are the author's own business.
+// sourceOf gives the innermost line of a stack trace that is in a file other than torch's, without
+// folders: paths are the author's own business.
 func sourceOf(trace string) string {
 	source := ""
 	for _, m := range frame.FindAllStringSubmatch(trace, -1) {
 		file := strings.ReplaceAll(m[1], `\`, "/")
-		if strings.HasPrefix(file, "torch/") || strings.Contains(file, "/torch/") {
+		if strings.HasPrefix(file, "torch/") || strings.Contains(file, "/torch/") ||
+			strings.HasPrefix(file, "<") {
 			continue
 		}
 		if base := path.Base(file); len(base) < 256 && human.Quote(base) == `"`+base+`"` {

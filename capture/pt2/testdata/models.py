@@ -179,3 +179,104 @@ PROGRAMS = {
     "deep4": lambda: words(VOCAB, layers=4),
     "deep64": lambda: words(VOCAB, layers=64),
 }
+
+
+class Odd(nn.Module):
+    """A model with a part that is not supported, between its embedding and its output layer."""
+
+    def __init__(self, part):
+        super().__init__()
+        self.wte, self.part = nn.Embedding(VOCAB, 8), part
+        self.lm_head = nn.Linear(8, VOCAB, bias=False)
+
+    def forward(self, input_ids, labels):
+        logits = self.lm_head(self.part(self.wte(input_ids)))
+        return {"loss": F.cross_entropy(logits.flatten(0, 1), labels.flatten()), "logits": logits}
+
+
+class Convolution(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.conv, self.norm = nn.Conv1d(8, 8, 3, padding=1), nn.BatchNorm1d(8)
+
+    def forward(self, x):
+        return self.norm(self.conv(x.transpose(1, 2))).transpose(1, 2)
+
+
+class Recurrent(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.lstm, self.gru = nn.LSTMCell(8, 8), nn.GRUCell(8, 8)
+
+    def forward(self, x):
+        return x + self.gru(self.lstm(x[:, 0])[0])[:, None]
+
+
+class Fourier(nn.Module):
+    def forward(self, x):
+        return torch.fft.irfft(torch.fft.rfft(x) * 2, n=8)
+
+
+class Polar(nn.Module):
+    def forward(self, x):
+        z = torch.view_as_complex(x.unflatten(-1, (4, 2)))
+        return torch.view_as_real(z * torch.polar(torch.ones(4), torch.arange(4.0))).flatten(-2)
+
+
+class Sorted(nn.Module):
+    def forward(self, x):
+        return x.sort(-1).values + x.median(-1, keepdim=True).values + x.argmax(-1, keepdim=True)
+
+
+class Branch(nn.Module):
+    def forward(self, x):
+        return torch.cond(x.sum() > 0, lambda y: y.sin(), lambda y: y.cos(), (x,))
+
+
+class Product(nn.Module):
+    def forward(self, x):
+        return x.cumprod(1) + x.cumsum(1) + x.logcumsumexp(1)
+
+
+@torch.library.custom_op("acme::twist", mutates_args=())
+def twist(x: torch.Tensor) -> torch.Tensor:
+    return x.clone()
+
+
+twist.register_fake(lambda x: torch.empty_like(x))
+
+
+class Custom(nn.Module):
+    def forward(self, x):
+        return torch.ops.acme.twist(x)
+
+
+class Quantized(nn.Module):
+    def forward(self, x):
+        low = (x * 127).round().to(torch.int8)
+        return torch.bitwise_left_shift(low, 1).to(x.dtype) + (low // 3).to(x.dtype)
+
+
+class Noisy(nn.Module):
+    def forward(self, x):
+        return F.dropout(x + torch.randn_like(x), 0.1) * torch.bernoulli(torch.full_like(x, 0.5))
+
+
+class Found(nn.Module):
+    def forward(self, x):
+        rows = x[..., 0].flatten().nonzero()[:, 0]
+        return x + x.flatten(0, 1)[rows].mean() + torch.linalg.norm(x, dim=-1, keepdim=True)
+
+
+class Remembering(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(8))
+
+    def forward(self, x):
+        self.mean.mul_(0.9).add_(x.mean((0, 1)).detach(), alpha=0.1)
+        return x - self.mean
+
+
+PROGRAMS |= {"no_" + part.__name__.lower(): lambda part=part: Odd(part()) for part in (
+    Convolution, Recurrent, Fourier, Polar, Sorted, Branch, Product, Custom, Quantized, Noisy, Found, Remembering)}
