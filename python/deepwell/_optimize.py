@@ -32,7 +32,7 @@ def optimize(model: nn.Module, example: Any = None, *, verbose: bool = False) ->
     body: dict[str, Any] = {
         "forward": forward, "_deepwell": runtime, "__module__": kind.__module__, "__doc__": kind.__doc__,
         "report": property(lambda self: Report.of(runtime)),
-        "__reduce_ex__": lambda self, protocol: model.__reduce_ex__(protocol),  # the model itself
+        "__reduce_ex__": lambda self, protocol: (_same, (model,)),  # the model itself
         "__deepcopy__": lambda self, memo: copy.deepcopy(model, memo),
     }
     if hasattr(kind, "generate"):  # its caches are no inputs of a program
@@ -45,6 +45,10 @@ def optimize(model: nn.Module, example: Any = None, *, verbose: bool = False) ->
         with torch.set_grad_enabled(model.training):
             runtime.prepare(args, kwargs)
     return optimized
+
+
+def _same(model: nn.Module) -> nn.Module:
+    return model
 
 
 def arguments(example: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -312,8 +312,9 @@ class Runtime:
         """Exports and compiles what a call needs, and gives the tensors that it takes."""
         leaves, tree = pytree.tree_flatten((args, kwargs))
         inputs = [x for x in leaves if isinstance(x, Tensor)]
-        if not self.store.same() or not self.store.refresh():
-            self.reset()
+        with torch.inference_mode(False):  # parameters outlive a call in inference mode
+            if not self.store.same() or not self.store.refresh():
+                self.reset()
         program = self.program(args, kwargs, leaves, tree, inputs)
         return self.variant(program, inputs, nodes), inputs
 
@@ -371,7 +372,8 @@ class Runtime:
                 warnings.warn(f"{type(self.module).__name__} is compiled for another shape, the {MANY}th after the "
                               "first: each takes time and memory; pad inputs to few sizes", stacklevel=2)
             self.seconds["compile"] += time.monotonic() - began
-            self.store.add(self.child, said["params"] or ())
+            with torch.inference_mode(False):
+                self.store.add(self.child, said["params"] or ())
             variant = program.variants[key] = Variant(self, program, said, needs)
             self._say(f"compiled for {[tuple(t.shape) for t in inputs]} in {time.monotonic() - began:.1f} s")
         if program.bound != self.store.version:

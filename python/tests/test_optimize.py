@@ -8,6 +8,7 @@ import gc
 import importlib.util
 import os
 import pathlib
+import pickle
 import signal
 import subprocess
 import sys
@@ -112,6 +113,9 @@ class Optimized(unittest.TestCase):
         model.eval()
         self.assertFalse(plain.training)
         self.assertIs(type(copy.deepcopy(model)), type(plain))
+        again = pickle.loads(pickle.dumps(model))
+        self.assertIs(type(again), type(plain))
+        self.assertTrue(torch.equal(again.wte.weight, plain.wte.weight))
 
     def test_own_loop(self) -> None:
         """Twenty steps of the user's loss and optimizer end where eager ones do."""
@@ -322,6 +326,13 @@ class Optimized(unittest.TestCase):
             if mask.dtype == torch.bool:
                 mask[..., 0] = True
             self.assertLess(distance(dw.optimize(Masked())(q, mask), Masked()(q, mask)), FORWARD)
+
+    def test_inference_comes_first(self) -> None:
+        eager = make("nanogpt")
+        model = dw.optimize(copy.deepcopy(eager))
+        with torch.inference_mode():
+            self.assertLess(distance(model(**batch())["logits"], eager(**batch())["logits"]), FORWARD)
+        self.agree(model, eager, batch())
 
     def test_frozen_and_replaced_parameters(self) -> None:
         eager = make("nanogpt")
