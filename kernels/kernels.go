@@ -24,6 +24,8 @@ const (
 	// Windowed is reduce_window: quantization with block maxima by it, and a barrier between scales
 	// and codes; the positions of choices of experts as running sums of one-hot rows.
 	Windowed = "windowed"
+	// Triton is a kernel of our own, printed by package kernels/fused.
+	Triton = "triton"
 	// Folded is a sum of all elements by slices that are added as whole vectors.
 	Folded = "folded"
 )

@@ -69,8 +69,8 @@ func TestBlocks(t *testing.T) {
 	for _, row := range []struct{ arch, quantize, product, why string }{
 		{"cpu", kernels.Plain, kernels.Matrix, "exact"},
 		{"sm_90", kernels.Windowed, kernels.Plain, "sm_90 has no block-scaled matmuls"},
-		{"sm_100", kernels.Windowed, kernels.CuDNN, "cuDNN multiplies blocks"},
-		{"sm_103", kernels.Windowed, kernels.CuDNN, "cuDNN multiplies blocks"},
+		{"sm_100", kernels.Triton, kernels.CuDNN, "cuDNN multiplies blocks"},
+		{"sm_103", kernels.Triton, kernels.CuDNN, "cuDNN multiplies blocks"},
 	} {
 		s := kernels.For(row.arch)
 		g, err := rewrite.Apply(g, s, nil)

@@ -62,7 +62,10 @@ func moved(text string) (bytes float64, kernels int) {
 				total += sum(size[from])
 			}
 		}
-		late[name] = late[name] || kind == "custom-call"
+		late[name] = late[name] || kind == "custom-call" && !strings.Contains(l, "xla.gpu.triton")
+		if kind == "custom-call" {
+			continue
+		}
 		switch kind {
 		case "parameter", "constant", "bitcast", "tuple", "get-tuple-element":
 		default:
@@ -114,15 +117,15 @@ func TestGEMMsAreCuDNNsOnBlackwell(t *testing.T) {
 		experts       int64
 		first         bool // else weights are as fsdp gathers them, experts second
 	}{
-		{"1xb200", ir.MXFP8, dtype.BF16, 8192, 4096, 14336, 1.6, 0, false},
+		{"1xb200", ir.MXFP8, dtype.BF16, 8192, 4096, 14336, 1.05, 0, false},
 		{"1xgb300", ir.NVFP4, dtype.BF16, 8192, 4096, 14336, 1.6, 0, false},
-		{"1xgb300", ir.MXFP8, dtype.BF16, 4096, 8192, 1024, 1.6, 0, false},
+		{"1xgb300", ir.MXFP8, dtype.BF16, 4096, 8192, 1024, 1.05, 0, false},
 		{"1xb200", ir.NVFP4, dtype.BF16, 2048, 5120, 13824, 1.6, 0, false},
-		{"1xrtx6000pro", ir.MXFP8, dtype.BF16, 2048, 1024, 4096, 1.6, 0, false},
+		{"1xrtx6000pro", ir.MXFP8, dtype.BF16, 2048, 1024, 4096, 1.05, 0, false},
 		{"1xrtx6000pro", ir.NVFP4, dtype.BF16, 2048, 1024, 4096, 1.6, 0, false},
 		{"1xb200", ir.MXFP8, dtype.BF16, 224, 96, 160, 0, 0, false}, // nothing is a whole tile
 		{"1xb200", ir.NVFP4, dtype.BF16, 224, 96, 160, 0, 0, false},
-		{"1xb200", ir.MXFP8, dtype.BF16, 1024, 7168, 2048, 1.6, 8, false},
+		{"1xb200", ir.MXFP8, dtype.BF16, 1024, 7168, 2048, 1.4, 8, false},
 		{"1xgb300", ir.NVFP4, dtype.BF16, 1024, 7168, 2048, 1.6, 8, true},
 		// One more pass over codes and scales puts experts first: 2.25 bytes of each weight, of both
 		// copies, are 0.27 of the ideal here.
@@ -150,13 +153,16 @@ func TestGEMMsAreCuDNNsOnBlackwell(t *testing.T) {
 				t.Fatal(err)
 			}
 			r, text := optimized(t, c, s, row.cluster)
-			plans := 0
+			plans, own, bytes := 0, 0, 0.0
 			for _, call := range r.CustomCalls {
-				if call.Target == "__cudnn$blockScaledDot" && call.Plan == hlo.PlanCompiled {
+				switch {
+				case call.Target == "__cudnn$blockScaledDot" && call.Plan == hlo.PlanCompiled:
 					plans += int(call.Count)
+				case call.Target == "__gpu$xla.gpu.triton":
+					own, bytes = own+1, bytes+float64(call.OperandBytes+call.ResultBytes)
 				}
 			}
-			if plans != 3 || len(r.CustomCalls) != 3 {
+			if plans != 3 || len(r.CustomCalls) != 3+own || row.format == ir.MXFP8 && own != 3 {
 				t.Errorf("%d of cuDNN's GEMMs among %+v", plans, r.CustomCalls)
 			}
 			if strings.Contains(text, " dot(") || strings.Contains(text, "wrapped_dot") {
@@ -170,9 +176,10 @@ func TestGEMMsAreCuDNNsOnBlackwell(t *testing.T) {
 			if row.format == ir.NVFP4 {
 				ideal = n * (2 + 2 + 2*(0.5+1./16))
 			}
-			bytes, count := moved(text)
-			t.Logf("%s: quantization moves %.0f MB in %d kernels, %.2f times the ideal; temp %d MB", name,
-				bytes/1e6, count, bytes/ideal, r.Memory.Temp>>20)
+			others, count := moved(text)
+			bytes += others
+			t.Logf("%s: quantization moves %.0f MB in %d kernels, %d of our own, %.2f times the ideal; temp %d MB", name,
+				bytes/1e6, count+own, own, bytes/ideal, r.Memory.Temp>>20)
 			if row.most > 0 && bytes > row.most*ideal {
 				t.Errorf("quantization moves %.2f times the ideal, at most %.1f", bytes/ideal, row.most)
 			}

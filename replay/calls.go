@@ -22,6 +22,7 @@ func calls() map[string]callRule {
 		"__cudnn$blockScaledDot":      (*writer).blockScaledDot,
 		"__cudnn$fmhaSoftmax":         (*writer).attention,
 		"__cudnn$fmhaSoftmaxBackward": (*writer).attentionGrad,
+		"__gpu$xla.gpu.triton":        (*writer).triton,
 		"AllocateBuffer":              (*writer).allocated,
 	}
 }

@@ -41,6 +41,9 @@ func Conventions() []Convention {
 			"the sum of exp(scale·Q·Kᵀ), float32 [batch, heads, seq], or [segment, heads, seq].", attention},
 		{"attention-grad", "The gradient's operands are Q, K, V, log-sum-exp, dO and O; its results " +
 			"are dQ, dK and dV with heads before the sequence.", attention[1:]},
+		{"triton", "A call of Triton IR runs its text; MXFP8 codes are rounded to the nearest, ties to " +
+			"even, and a NaN is 0x7f. The text is run by an interpreter, and its PTX by the software GPU; " +
+			"how a GPU runs the machine code is not known.", []string{"__gpu$xla.gpu.triton"}},
 		{"allocate-buffer", "AllocateBuffer returns memory of any contents.",
 			[]string{"AllocateBuffer"}},
 	}

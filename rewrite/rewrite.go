@@ -36,7 +36,9 @@ func passes(s *kernels.Selector, hasKernel func(*ir.Op) bool) []pass {
 			pass{"save-softmax", saveSoftmax(s.Arch())},
 			pass{"keep-block-layout", keepBlockLayout(hasKernel)})
 	default:
-		if !s.Blocks() {
+		if s.Blocks() {
+			list = append(list, pass{"quantize-once", quantizeOnce})
+		} else {
 			list = append(list, pass{"fold-transposes", foldInto("block_dot")})
 		}
 		list = append(list, pass{"share-block-scales", shareBlockScales(hasKernel)},

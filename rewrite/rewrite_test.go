@@ -33,8 +33,8 @@ func TestPassesOfTargets(t *testing.T) {
 			"fold-transposes", "update-in-place", "save-softmax", "keep-block-layout", "pack-bytes"}},
 		{kernels.For("sm_90"), []string{"expand-custom", "group-quantizations", "fold-transposes",
 			"share-block-scales", "part-shared-experts", "pack-bytes"}},
-		{kernels.For("sm_100"), []string{"expand-custom", "group-quantizations", "share-block-scales",
-			"part-shared-experts", "pack-bytes"}},
+		{kernels.For("sm_100"), []string{"expand-custom", "group-quantizations", "quantize-once",
+			"share-block-scales", "part-shared-experts", "pack-bytes"}},
 	} {
 		if got := names(row.s); !slices.Equal(got, row.want) {
 			t.Errorf("%q has %q, want %q", row.s.Arch(), got, row.want)

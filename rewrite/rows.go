@@ -29,6 +29,8 @@ const (
 	BlockScale   = "block_scale"
 	AmaxOfBlocks = "amax_of_blocks"
 	QuantizeWith = "quantize_with"
+	// QuantizeOnce is two quantizations of one source, or one, that are read once.
+	QuantizeOnce = "quantize_once"
 )
 
 // Attributes of rewritten operations.
@@ -55,6 +57,7 @@ var rows = sync.OnceValue(func() ir.Table {
 		BlockScale:         {Kind: ir.Kind{Results: 1, Infer: inferBlockScale}},
 		AmaxOfBlocks:       {Kind: ir.Kind{Results: 1, Infer: inferAmaxOfBlocks}},
 		QuantizeWith:       {Kind: ir.Kind{Results: 2, Infer: inferQuantizeWith}},
+		QuantizeOnce:       {Kind: ir.Kind{Results: -1, Infer: inferQuantizeOnce}},
 	}
 	for _, kind := range []string{"dot", "linear", "linear_dx", "linear_dw"} {
 		own[kind] = adapted(ir.Operations()[kind])
@@ -74,7 +77,7 @@ func SourceKind(kind string) string {
 		return "attention"
 	case AttentionGradSaved:
 		return "attention_grad"
-	case QuantizeBlocks, QuantizeWith:
+	case QuantizeBlocks, QuantizeWith, QuantizeOnce:
 		return "quantize"
 	}
 	return kind

@@ -57,7 +57,10 @@ func kernels() (list []kernel) {
 	const rows, cols = 8192, 8192
 	for _, s := range fused.Sources() {
 		list = append(list, kernel{s.Name + " mxfp8", rows * cols * s.Parts,
-			func(string) (*triton.Kernel, error) { return fused.MXFP8(rows, cols, s) }})
+			func(string) (*triton.Kernel, error) {
+				return fused.MXFP8(fused.Matrix{Rows: rows, Cols: cols}, s,
+					fused.Form{Along: true, Across: true, Swizzled: true})
+			}})
 		list = append(list, kernel{s.Name + " nvfp4", rows * cols * s.Parts,
 			func(string) (*triton.Kernel, error) { return fused.NVFP4(rows, cols, s) }})
 	}

@@ -101,6 +101,9 @@ func mxfp8(t *testing.T, x []uint16, rows, cols int) (list [4][]byte) {
 	return list
 }
 
+// both is the form of what GEMMs read at once.
+var both = fused.Form{Along: true, Across: true, Swizzled: true}
+
 // formulas are what sources compute, in float64: each number of the matrix from its operands'.
 var formulas = map[string]func(in []float64) []float64{
 	"quantize": func(in []float64) []float64 { return in },
@@ -215,7 +218,7 @@ func TestMXFP8(t *testing.T) {
 				list = slices.Concat(shapes, oddShapes)
 			}
 			for _, d := range list {
-				k, err := fused.MXFP8(d[0], d[1], s)
+				k, err := fused.MXFP8(fused.Matrix{Rows: d[0], Cols: d[1]}, s, both)
 				if err != nil {
 					t.Fatal(err)
 				}
@@ -232,9 +235,54 @@ func TestMXFP8(t *testing.T) {
 	}
 }
 
+// Other forms: one orientation, scales in rows, several matrices, rows that are no whole blocks.
+func TestMXFP8Forms(t *testing.T) {
+	r, s := rand.New(rand.NewPCG(22, 10)), source(t, "quantize")
+	for _, m := range []fused.Matrix{{1, 96, 160}, {3, 64, 128}, {2, 160, 288}, {1, 50, 256}, {5, 32, 32}} {
+		for _, f := range []fused.Form{{Along: true}, {Across: true}, {Along: true, Across: true}} {
+			if f.Across && m.Rows%32 != 0 {
+				if _, err := fused.MXFP8(m, s, f); err == nil {
+					t.Errorf("%v is taken, %v", m, f)
+				}
+				continue
+			}
+			k, err := fused.MXFP8(m, s, f)
+			if err != nil {
+				t.Fatal(err)
+			}
+			n := m.Rows * m.Cols
+			x := hostile(r, m.Batch*m.Rows, m.Cols)
+			all := arrays(k, words(x))
+			if err := run.Kernel(k, all); err != nil {
+				t.Fatal(err)
+			}
+			for i, got := range all[1:] {
+				for batch := range m.Batch {
+					one := x[batch*n:][:n]
+					var want []byte
+					if m.Rows%32 != 0 {
+						codes, scales := make([]byte, n), make([]byte, n/32)
+						if err := codec.MXFP8(codes, scales, one); err != nil {
+							t.Fatal(err)
+						}
+						want = [][]byte{codes, scales}[i]
+					} else if list := mxfp8(t, one, m.Rows, m.Cols); f.Along {
+						want = list[i]
+					} else {
+						want = list[i+2]
+					}
+					if n, at := differ(got[batch*len(want):][:len(want)], want); n > 0 {
+						t.Errorf("%v, %v: result %d: %d of %d bytes differ, the first at %d", m, f, i, n, len(want), at)
+					}
+				}
+			}
+		}
+	}
+}
+
 // Errors that are planted in a text are found.
 func TestPlantedErrors(t *testing.T) {
-	k, err := fused.MXFP8(96, 160, source(t, "quantize"))
+	k, err := fused.MXFP8(fused.Matrix{Rows: 96, Cols: 160}, source(t, "quantize"), both)
 	if err != nil {
 		t.Fatal(err)
 	}

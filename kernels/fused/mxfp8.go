@@ -2,56 +2,131 @@ package fused
 
 import tt "github.com/deepwell/deepwell/kernels/triton"
 
-// MXFP8 quantizes what a source computes, both ways in one read. A source that gives n parts
-// [rows, cols] stands for the matrix [rows, n·cols] of all of them, side by side.
-//
-//	→ codes [rows, n·cols] and scales of blocks of 32 along rows,
-//	  codes [n·cols, rows] and scales of blocks of 32 along columns
-func MXFP8(rows, cols int, s Source) (*tt.Kernel, error) {
-	all := s.Parts * cols
-	args := append(s.args(rows, cols),
-		tt.Arg{Name: "q", Elem: tt.E4M3, Shape: []int{rows, all}, Result: true},
-		tt.Arg{Name: "qs", Elem: tt.I8, Shape: SwizzledShape(rows, all/32), Result: true},
-		tt.Arg{Name: "t", Elem: tt.E4M3, Shape: []int{all, rows}, Result: true},
-		tt.Arg{Name: "ts", Elem: tt.I8, Shape: SwizzledShape(all, rows/32), Result: true})
-	b, v := tt.New(s.Name+"_mxfp8", args...)
-	t, launch := newTile(b, rows, cols)
-	if s.Parts > 1 && cols%128 != 0 { // the padding of one part's scales is the next part's
-		b.Fail("%d parts of %d columns", s.Parts, cols)
+// A Form is what a quantizing kernel writes of its matrix. With neither orientation it is an error.
+type Form struct {
+	Along, Across bool // blocks along rows; blocks along columns, with codes transposed
+	// Swizzled puts scales in the order of tensor cores, where a product reads them at once; else they
+	// are in rows, as whatever splits, joins or sends them wants them.
+	Swizzled bool
+}
+
+// suffix is the part of a kernel's name that says what it writes.
+func (f Form) suffix() string {
+	switch {
+	case f.Along && f.Across:
+		return ""
+	case f.Along:
+		return "_rows"
 	}
-	m := mxfp8{t, all, v[len(v)-4:]}
+	return "_columns"
+}
+
+// A Matrix is the shape of what a kernel reads: so many matrices one after the other.
+type Matrix struct{ Batch, Rows, Cols int }
+
+// MXFP8 quantizes what a source computes in one read. A source that gives n parts [rows, cols]
+// stands for the matrix [rows, n·cols] of all of them, side by side.
+//
+//	→ codes [batch·rows, n·cols] and scales of blocks of 32 along rows,
+//	  codes [batch·n·cols, rows] and scales of blocks of 32 along columns
+func MXFP8(m Matrix, s Source, f Form) (*tt.Kernel, error) {
+	m.Batch = max(m.Batch, 1)
+	all := s.Parts * m.Cols
+	args := s.args(m.Batch*m.Rows, m.Cols)
+	results := func(codes, scales string, rows, cols int) {
+		shape := []int{m.Batch * rows, cols / 32}
+		if f.Swizzled {
+			shape = SwizzledShape(m.Batch*rows, cols/32)
+		}
+		args = append(args,
+			tt.Arg{Name: codes, Elem: tt.E4M3, Shape: []int{m.Batch * rows, cols}, Result: true},
+			tt.Arg{Name: scales, Elem: tt.I8, Shape: shape, Result: true})
+	}
+	if f.Along {
+		results("q", "qs", m.Rows, all)
+	}
+	if f.Across {
+		results("t", "ts", all, m.Rows)
+	}
+	b, v := tt.New(s.Name+"_mxfp8"+f.suffix(), args...)
+	pad := tileRows
+	if f.Swizzled {
+		pad = 128
+	}
+	t, launch := newTile(b, m, pad)
+	switch {
+	case !f.Along && !f.Across:
+		b.Fail("a form without an orientation")
+	case f.Across && m.Rows%32 != 0 || f.Along && m.Cols%32 != 0:
+		b.Fail("blocks of 32 do not divide %d×%d", m.Rows, m.Cols)
+	case f.Swizzled && (s.Parts > 1 && m.Cols%128 != 0 || m.Batch > 1 && m.Rows%128 != 0):
+		b.Fail("the scales of %d matrices of %d×%d are no whole tiles", s.Parts*m.Batch, m.Rows, m.Cols)
+	}
+	out := v[len(s.Operands):]
 	for n, y := range s.Compute(t, v) {
-		m.part(n*cols, y.To(tt.BF16))
+		q := mxfp8{t, all, n * m.Cols, f.Swizzled, y.To(tt.BF16)}
+		if f.Along {
+			q.along(out[0], out[1])
+		}
+		if f.Across {
+			q.across(out[len(out)-2], out[len(out)-1])
+		}
 	}
 	return b.Kernel(launch)
 }
 
-// An mxfp8 writes the results of a kernel: codes and scales along rows, and transposed.
+// An mxfp8 quantizes the tile y of bfloat16 [32, wide].
 type mxfp8 struct {
 	*tile
-	all int // columns of all parts
-	out []tt.Value
+	all, from int // columns of all parts, and before the tile's part
+	swizzled  bool
+	y         tt.Value
 }
 
-// part writes the tile y of bfloat16 [32, wide], whose columns begin at from in the results.
-func (m mxfp8) part(from int, y tt.Value) {
-	bits := y.Bits(tt.I16).To(tt.I32).And(0x7fff)
-	f, n := y.To(tt.F32), m.wide/32
+// bits are the magnitudes.
+func (q mxfp8) bits() tt.Value { return q.y.Bits(tt.I16).To(tt.I32).And(0x7fff) }
 
-	scale, factor := powerScales(bits.Reshape(tileRows, n, 32).Largest(2))
-	codes := f.Reshape(tileRows, n, 32).Mul(factor.Expand(2)).Reshape(tileRows, m.wide)
-	block := m.b.Program(1).Mul(n).Add(m.b.Range(n)).Add(from / 32).Expand(0)
-	m.store(m.out[0].At(place(m.row, m.col.Add(from), m.rows, m.all)), codes.To(tt.E4M3), m.inside)
-	m.store(m.out[1].At(swizzled(m.row.Expand(1), block, m.all/32)), scale.To(tt.I8),
-		func() tt.Value { return block.Is("lt", ceil(m.all, 128)*4) })
+// along writes codes and scales along rows.
+func (q mxfp8) along(codes, scales tt.Value) {
+	n := q.wide / 32
+	scale, factor := powerScales(q.bits().Reshape(tileRows, n, 32).Largest(2))
+	y := q.y.To(tt.F32).Reshape(tileRows, n, 32).Mul(factor.Expand(2)).Reshape(tileRows, q.wide)
+	row := q.globalRow()
+	q.store(codes.At(place(row, q.col.Add(q.from), q.batch*q.rows, q.all)), y.To(tt.E4M3), q.inside)
+	block := q.b.Program(1).Mul(n).Add(q.b.Range(n)).Add(q.from / 32).Expand(0)
+	at, last := row.Expand(1).Mul(q.all/32).Add(block), (q.from+q.cols)/32
+	if q.swizzled {
+		at, last = swizzled(row.Expand(1), block, q.all/32), ceil(q.all, 128)*4
+	}
+	q.store(scales.At(at), scale.To(tt.I8), func() tt.Value {
+		here := block.Is("lt", last)
+		if q.swizzled {
+			return here
+		}
+		return here.And(q.row.Is("lt", q.rows).Expand(1))
+	})
+}
 
-	scale, factor = powerScales(bits.Largest(0))
-	codes = f.Mul(factor.Expand(0)).To(tt.E4M3).Trans(1, 0)
-	col := m.col.Add(from)
-	m.store(m.out[2].At(place(col, m.row, m.all, m.rows)), codes,
-		func() tt.Value { return m.inside().Trans(1, 0) })
-	m.store(m.out[3].At(swizzled(col, m.b.Program(0), m.rows/32)), scale.To(tt.I8),
-		func() tt.Value { return col.Is("lt", ceil(m.all, 128)*128) })
+// across writes codes and scales along columns, transposed.
+func (q mxfp8) across(codes, scales tt.Value) {
+	scale, factor := powerScales(q.bits().Largest(0))
+	y := q.y.To(tt.F32).Mul(factor.Expand(0)).To(tt.E4M3).Trans(1, 0)
+	col := q.col.Add(q.from)
+	last := q.from + q.cols
+	if q.batch > 1 {
+		col = col.Add(q.b.Program(2).Mul(q.all))
+	}
+	q.store(codes.At(place(col, q.row, q.batch*q.all, q.rows)), y,
+		func() tt.Value { return q.inside().Trans(1, 0) })
+	block := q.b.Program(0)
+	if q.swizzled {
+		q.store(scales.At(swizzled(col, block, q.rows/32)), scale.To(tt.I8),
+			func() tt.Value { return col.Is("lt", ceil(q.all, 128)*128*q.batch) })
+		return
+	}
+	q.store(scales.At(col.Mul(q.rows/32).Add(block)), scale.To(tt.I8), func() tt.Value {
+		return q.col.Add(q.from).Is("lt", last).And(block.Is("lt", q.rows/32))
+	})
 }
 
 // powerScales gives the E8M0 scales of blocks whose largest magnitudes have these bits of bfloat16,

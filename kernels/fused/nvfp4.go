@@ -23,7 +23,10 @@ func NVFP4(rows, cols int, s Source) (*tt.Kernel, error) {
 		tt.Arg{Name: "t", Elem: tt.I8, Shape: []int{all, rows / 2}, Result: true},
 		tt.Arg{Name: "ts", Elem: tt.E4M3, Shape: SwizzledShape(all, rows/16), Result: true})
 	b, v := tt.New(s.Name+"_nvfp4", args...)
-	t, launch := newTile(b, rows, cols)
+	t, launch := newTile(b, Matrix{1, rows, cols}, 128)
+	if rows%32 != 0 || cols%32 != 0 {
+		b.Fail("blocks of 32 do not divide %d×%d", rows, cols)
+	}
 	if s.Parts > 1 && cols%128 != 0 { // the padding of one part's scales is the next part's
 		b.Fail("%d parts of %d columns", s.Parts, cols)
 	}

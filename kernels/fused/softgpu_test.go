@@ -55,7 +55,7 @@ func TestKernelsOnSoftwareGPU(t *testing.T) {
 	}
 	for _, s := range fused.Sources() {
 		for _, d := range [][2]int{{128, 256}, {32, 128}, {96, 384}} {
-			k, err := fused.MXFP8(d[0], d[1], s)
+			k, err := fused.MXFP8(fused.Matrix{Rows: d[0], Cols: d[1]}, s, both)
 			if err != nil {
 				t.Fatal(err)
 			}

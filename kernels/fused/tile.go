@@ -6,7 +6,8 @@ import tt "github.com/deepwell/deepwell/kernels/triton"
 // high, and 128 or 256 columns.
 type tile struct {
 	b          *tt.Builder
-	rows, cols int      // of the matrix, both multiples of 32
+	batch      int      // matrices, one after the other
+	rows, cols int      // of each matrix
 	wide       int      // columns of the tile
 	row, col   tt.Value // the numbers of its rows and columns, [32] and [wide]
 	masked     bool     // some tiles lie partly outside
@@ -15,23 +16,32 @@ type tile struct {
 // tileRows is the height of tiles: the blocks of MXFP8 along columns, and two of NVFP4.
 const tileRows = 32
 
-// newTile makes the programs of a grid the tiles of a matrix. Beyond the matrix there are tiles for
-// the padding of scales, which are laid out for 128 rows and 4 blocks at a time. Tiles of 32×256
+// newTile makes the programs of a grid the tiles of a matrix whose rows are padded to a multiple:
+// swizzled scales are laid out for 128 rows at a time, and the padding is written. Tiles of 32×256
 // with 4 warps and 32×128 with 2 take the same registers and nearly the same instructions;
 // reference/quantize_fusion.md has larger ones, which need more.
-func newTile(b *tt.Builder, rows, cols int) (*tile, tt.Launch) {
-	t := &tile{b: b, rows: rows, cols: cols, wide: 128}
+func newTile(b *tt.Builder, m Matrix, pad int) (*tile, tt.Launch) {
+	t := &tile{b: b, batch: m.Batch, rows: m.Rows, cols: m.Cols, wide: 128}
 	warps := 2
-	if cols%256 == 0 { // half the programs
+	if m.Cols%256 == 0 { // half the programs
 		t.wide, warps = 256, 4
 	}
-	if rows%tileRows != 0 || cols%32 != 0 || rows == 0 || cols == 0 {
-		b.Fail("blocks of 32 do not divide %d×%d", rows, cols)
+	if m.Rows < 1 || m.Cols < 1 {
+		b.Fail("a matrix of %d×%d", m.Rows, m.Cols)
 	}
-	t.masked = rows%128 != 0 || cols%t.wide != 0
+	t.masked = m.Rows%pad != 0 || m.Cols%t.wide != 0
 	t.row = b.Program(0).Mul(tileRows).Add(b.Range(tileRows))
 	t.col = b.Program(1).Mul(t.wide).Add(b.Range(t.wide))
-	return t, tt.Launch{Grid: [3]int{ceil(rows, 128) * 4, ceil(cols, t.wide), 1}, Warps: warps}
+	grid := [3]int{ceil(m.Rows, pad) * pad / tileRows, ceil(m.Cols, t.wide), m.Batch}
+	return t, tt.Launch{Grid: grid, Warps: warps}
+}
+
+// globalRow counts rows through all matrices.
+func (t *tile) globalRow() tt.Value {
+	if t.batch == 1 {
+		return t.row
+	}
+	return t.row.Add(t.b.Program(2).Mul(t.rows))
 }
 
 func ceil(n, by int) int { return (n + by - 1) / by }
@@ -53,7 +63,7 @@ func (t *tile) inside() tt.Value {
 
 // load reads the tile of a matrix of the same shape; zeros outside.
 func (t *tile) load(x tt.Value) tt.Value {
-	p := x.At(place(t.row, t.col, t.rows, t.cols))
+	p := x.At(place(t.globalRow(), t.col, t.batch*t.rows, t.cols))
 	if t.masked {
 		return t.b.LoadIf(t.inside(), p, 0)
 	}
@@ -72,9 +82,9 @@ func (t *tile) store(p, v tt.Value, mask func() tt.Value) {
 // perRow reads a number for each row, [32, 1].
 func (t *tile) perRow(x tt.Value) tt.Value {
 	if t.masked {
-		return t.b.LoadIf(t.row.Is("lt", t.rows), x.At(t.row), 0).Expand(1)
+		return t.b.LoadIf(t.row.Is("lt", t.rows), x.At(t.globalRow()), 0).Expand(1)
 	}
-	return t.b.Load(x.At(t.row)).Expand(1)
+	return t.b.Load(x.At(t.globalRow())).Expand(1)
 }
 
 // perColumn reads a number for each column, [1, wide].

@@ -17,6 +17,9 @@ import (
 // own.
 func quantizeKernels() []stablehlo.Kernel {
 	return []stablehlo.Kernel{{
+		Name: kernels.Triton, Kinds: []string{rewrite.QuantizeOnce}, Print: on(quantizeOnce),
+		Applies: kernels.OnGPU("one kernel reads the source once, for both orientations"),
+	}, {
 		Name: kernels.Windowed, Kinds: []string{rewrite.QuantizeWith}, Print: on(windowed),
 		Applies: kernels.OnGPU("two kernels of plain operations; one of Triton's would read once"),
 	}}

@@ -1,0 +1,136 @@
+package rewrite
+
+import (
+	"fmt"
+	"slices"
+
+	"github.com/deepwell/deepwell/dtype"
+	"github.com/deepwell/deepwell/internal/lists"
+	"github.com/deepwell/deepwell/ir"
+)
+
+// attrAcross lists the dimensions that a [QuantizeOnce] sums over in the second of its orientations;
+// "along" has the first, as in quantize. Either may be empty.
+const attrAcross = "across"
+
+// quantizeOnce joins the quantizations of one source, along its last dimensions and across, into one
+// operation, which a kernel of our own computes in one read. XLA:GPU reads a source for its scales
+// and again for its codes.
+func quantizeOnce(g *ir.Graph) error {
+	by := readers(g)
+	made := map[*ir.Op][]*ir.Value{} // results by quantize
+	return rows().Edit(g, func(r *ir.Rewriter, op *ir.Op) []*ir.Value {
+		if out, ok := made[op]; ok {
+			return out
+		}
+		if op.Kind != "quantize" || !once(op) {
+			return nil
+		}
+		var ops [2]*ir.Op // along, and across
+		ops[orientation(op)] = op
+		for _, q := range by[op.In[0]] {
+			if k := 1 - orientation(op); q.Kind == "quantize" && once(q) && orientation(q) == k &&
+				ops[k] == nil && fits(ops, q) {
+				ops[k] = q
+			}
+		}
+		a := op.Attrs.With("along", []string(nil)).With(attrAcross, []string(nil))
+		for k, q := range ops {
+			if q != nil {
+				a = a.With([]string{"along", attrAcross}[k], q.Attrs.List("along"))
+			}
+		}
+		out := r.ReplaceWith(op, QuantizeOnce, a, op.In[0])
+		for _, q := range ops {
+			if q != nil {
+				made[q], out = out[:2], out[2:]
+			}
+		}
+		return made[op]
+	})
+}
+
+// once tells whether a quantization is one of those that the kernel has: MXFP8 of bfloat16, along
+// dimensions that follow each other.
+func once(op *ir.Op) bool {
+	x, dims := op.In[0].Type, op.Attrs.List("along")
+	return ir.Format(op.Attrs.Text("format")) == ir.MXFP8 && x.Elem == dtype.BF16 && len(op.In) == 1 &&
+		!op.Attrs.Bool("tile") && !op.Attrs.Bool("hadamard") && following(x, dims) >= 0
+}
+
+// following gives the place of the first of some dimensions, which follow each other in a type, or
+// -1.
+func following(x ir.Type, dims []string) int {
+	at := x.Index(dims[0])
+	if at < 0 || at+len(dims) > len(x.Dims) ||
+		!slices.Equal(ir.Names(x.Dims[at:at+len(dims)]), dims) {
+		return -1
+	}
+	return at
+}
+
+// orientation is 0 for what lies along the last dimensions of its source, and 1 across.
+func orientation(op *ir.Op) int {
+	dims := op.Attrs.List("along")
+	if following(op.In[0].Type, dims)+len(dims) == len(op.In[0].Type.Dims) {
+		return 0
+	}
+	return 1
+}
+
+// fits tells whether a quantization across ends before the one along begins: both are of one matrix,
+// whose columns are what comes behind the dimensions across.
+func fits(ops [2]*ir.Op, q *ir.Op) bool {
+	pair := ops
+	pair[orientation(q)] = q
+	x := q.In[0].Type
+	along, across := pair[0].Attrs.List("along"), pair[1].Attrs.List("along")
+	return following(x, across)+len(across) <= following(x, along)
+}
+
+// Matrices are what a [QuantizeOnce] reads, [rows, cols] one after the other, and in which
+// orientations it quantizes them.
+type Matrices struct {
+	Batch, Rows, Cols int64
+	Along, Across     bool
+}
+
+// MatricesOf reads the attributes of a [QuantizeOnce].
+func MatricesOf(op *ir.Op) Matrices {
+	x := op.In[0].Type
+	along, across := op.Attrs.List("along"), op.Attrs.List(attrAcross)
+	first, last := 0, len(x.Dims)-len(along) // of the rows
+	if len(across) > 0 {
+		first = following(x, across)
+		last = first + len(across)
+	}
+	size := func(dims []ir.Dim) int64 {
+		return lists.Product(dims, func(d ir.Dim) int64 { return d.Size })
+	}
+	return Matrices{size(x.Dims[:first]), size(x.Dims[first:last]), size(x.Dims[last:]),
+		len(along) > 0, len(across) > 0}
+}
+
+// inferQuantizeOnce gives the types of one quantize after the other.
+func inferQuantizeOnce(g *ir.Graph, op *ir.Op) (types []ir.Type, err error) {
+	if len(op.In) != 1 {
+		return nil, fmt.Errorf("takes one argument, got %d", len(op.In))
+	}
+	for _, name := range []string{"along", attrAcross} {
+		dims := op.Attrs.List(name)
+		if len(dims) == 0 {
+			continue
+		}
+		one := *op
+		one.Attrs = op.Attrs.With("along", dims)
+		list, err := inferAs("quantize", g, &one, op.In...)
+		if err != nil {
+			return nil, err
+		}
+		types = append(types, list...)
+	}
+	if len(types) == 0 {
+		return nil, fmt.Errorf("has no orientation")
+	}
+	return types, nil
+}
