@@ -162,6 +162,7 @@ var grown = map[string]string{
 	"files ":                 "0010: one file for each verb of the pipeline",
 	"exported ":              "0010: a job and a result for each verb",
 	"exported schedule":      "0010: kinds of action, layouts and ops are words",
+	"exported kernels":       "0010: a kernel that an operation can become is a word",
 	"exported event":         "0010: a kind of event is a row of the table",
 	"exported program":       "0010: roles of arguments and causes of memory are words",
 	"exported internal/pjrt": "0010: the C interface has that many nouns, and one package may know them",

@@ -9,12 +9,12 @@ import (
 	"github.com/deepwell/deepwell/ir"
 )
 
-// attrAcross lists the dimensions that a [QuantizeOnce] sums over in the second of its orientations;
-// "along" has the first, as in quantize. Either may be empty.
+// attrAcross lists the dimensions that a [QuantizeOnce] sums over in the second orientation; "along"
+// has the first, as in quantize. Either may be empty.
 const attrAcross = "across"
 
-// quantizeOnce joins the quantizations of one source, along its last dimensions and across, into one
-// operation, which a kernel of our own computes in one read. XLA:GPU reads a source for its scales
+// quantizeOnce joins the quantizations of one source, along its last dimensions and across, into
+// one operation, which a kernel of our own computes in one read. XLA:GPU reads a source for its scales
 // and again for its codes.
 func quantizeOnce(g *ir.Graph) error {
 	by := readers(g)
@@ -78,8 +78,8 @@ func orientation(op *ir.Op) int {
 	return 1
 }
 
-// fits tells whether a quantization across ends before the one along begins: both are of one matrix,
-// whose columns are what comes behind the dimensions across.
+// fits tells whether a quantization across ends before the one along begins: both are of one
+// matrix, whose columns are what comes behind the dimensions across.
 func fits(ops [2]*ir.Op, q *ir.Op) bool {
 	pair := ops
 	pair[orientation(q)] = q

@@ -21,7 +21,7 @@ func (f Form) suffix() string {
 	return "_columns"
 }
 
-// A Matrix is the shape of what a kernel reads: so many matrices one after the other.
+// A Matrix is the shape of what a kernel reads: a batch of matrices, one after the other.
 type Matrix struct{ Batch, Rows, Cols int }
 
 // MXFP8 quantizes what a source computes in one read. A source that gives n parts [rows, cols]

@@ -34,7 +34,8 @@ func (w writer) tritonCall(k *triton.Kernel, in ...val) (out []val) {
 	_, results := stablehlo.Spell(out)
 	w.Line("%s:%d = stablehlo.custom_call @__gpu$xla.gpu.triton(%s) {api_version = 4 : i32, "+
 		"backend_config = %s, operand_layouts = [%s], result_layouts = [%s]} : (%s) -> (%s)", name,
-		len(out), names, k.Config(), stablehlo.List(layouts[0]), stablehlo.List(layouts[1]), types, results)
+		len(out), names, k.Config(), stablehlo.List(layouts[0]), stablehlo.List(layouts[1]), types,
+		results)
 	return out
 }
 
