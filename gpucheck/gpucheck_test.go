@@ -72,7 +72,7 @@ func TestOperationsReplay(t *testing.T) {
 	r := replay.NewRunner(replay.RunOptions{Cache: enginetest.Cache(), WithoutCuDNN: true, Seed: 1})
 	defer r.Close()
 	calls := map[string]bool{}
-	for _, op := range slices.Concat(gemms(), attentions(), blockDots()) {
+	for _, op := range slices.Concat(gemms(), ownKernels(), attentions(), blockDots()) {
 		t.Run(op.name, func(t *testing.T) {
 			p, err := op.pair("sm_100")
 			if err != nil {
@@ -98,7 +98,7 @@ func TestOperationsReplay(t *testing.T) {
 // Every convention has its test, or is one that nothing can refute, and every test has checks.
 func TestEveryConventionHasItsTest(t *testing.T) {
 	var names []string
-	for _, op := range slices.Concat(gemms(), attentions(), blockDots()) {
+	for _, op := range slices.Concat(gemms(), ownKernels(), attentions(), blockDots()) {
 		names = append(names, op.name)
 	}
 	for _, c := range replay.Conventions() {

@@ -155,6 +155,26 @@ func mergedPair(unit float64) func(*ir.Builder) []*ir.Value {
 	}
 }
 
+// ownKernels quantize along rows, along columns, and both in one read. Rows and columns are no whole
+// tiles.
+func ownKernels() []operation {
+	quantize := func(along ...string) func(*ir.Builder) []*ir.Value {
+		return func(b *ir.Builder) (list []*ir.Value) {
+			x := unit(b, "x", typ(dtype.BF16, rows, out))
+			for _, dim := range along {
+				codes, scales := b.Quantize(x, ir.Quantize{Format: ir.MXFP8, Along: []string{dim}})
+				list = append(list, b.Dequantize(ir.MXFP8, codes, scales, dtype.F32))
+			}
+			return list
+		}
+	}
+	return []operation{
+		{name: "mxfp8 quantize, rows", bound: boundCodes, build: quantize("out")},
+		{name: "mxfp8 quantize, columns", bound: boundCodes, build: quantize("rows")},
+		{name: "mxfp8 quantize, both", bound: boundCodes, build: quantize("out", "rows")},
+	}
+}
+
 // blockDots multiply quantized operands. With equal scales only operands and codes count; with
 // scales of their own for each block, the order of scales does, too.
 func blockDots() (list []operation) {

@@ -116,6 +116,7 @@ var tests = map[string]struct {
 	"block-dot":      {[]string{"mxfp8 GEMM, equal", "nvfp4 GEMM, equal"}, ""},
 	"element-codes":  {[]string{"mxfp8 GEMM, equal", "nvfp4 GEMM, equal"}, ""},
 	"scale-tiles":    {[]string{"mxfp8 GEMM, own", "nvfp4 GEMM, own"}, "block-dot"},
+	"triton":         {[]string{"mxfp8 quantize"}, ""},
 	"attention":      {[]string{"attention, no mask"}, ""},
 	"attention-mask": {[]string{"attention, causal", "attention, window"}, "attention"},
 	"log-sum-exp":    {[]string{"log-sum-exp", "merged pair"}, "attention-mask"},

@@ -35,6 +35,7 @@ const version = 1
 // Groups of checks.
 const (
 	groupCalls       = "GEMMs of cuBLAS"
+	groupOwn         = "kernels of our own"
 	groupAttention   = "attention"
 	groupBlocks      = "block-scaled GEMMs"
 	groupCollectives = "collectives"
@@ -63,7 +64,8 @@ func Run(ctx context.Context, o Options) (*Report, error) {
 	for _, group := range []struct {
 		name string
 		list []operation
-	}{{groupCalls, gemms()}, {groupAttention, attentions()}, {groupBlocks, blockDots()}} {
+	}{{groupCalls, gemms()}, {groupOwn, ownKernels()}, {groupAttention, attentions()},
+		{groupBlocks, blockDots()}} {
 		for _, op := range group.list {
 			c.operation(ctx, group.name, op)
 		}

@@ -14,8 +14,8 @@ import (
 const attrAcross = "across"
 
 // quantizeOnce joins the quantizations of one source, along its last dimensions and across, into
-// one operation, which a kernel of our own computes in one read. XLA:GPU reads a source for its scales
-// and again for its codes.
+// one operation, which a kernel of our own computes in one read. XLA:GPU reads a source for its
+// scales and again for its codes.
 func quantizeOnce(g *ir.Graph) error {
 	by := readers(g)
 	made := map[*ir.Op][]*ir.Value{} // results by quantize
