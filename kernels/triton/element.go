@@ -42,7 +42,7 @@ func (b *Builder) constant(n any, e Elem, shape []int) Value {
 	if v, ok := b.known[key]; ok {
 		return v
 	}
-	v := Value{b: b, name: fmt.Sprintf("%%c%d", len(b.known)), elem: e, shape: shape}
+	v := &Block{b: b, name: fmt.Sprintf("%%c%d", len(b.known)), elem: e, shape: shape}
 	b.known[key] = v
 	if e == I1 && shape == nil {
 		fmt.Fprintf(&b.constants, "    %s = arith.constant %s\n", v.name, text)

@@ -137,7 +137,7 @@ func (b *Builder) For(from, to, step Value, carried []Value,
 	in, out := make([]Value, len(carried)), make([]Value, len(carried))
 	names, pairs, types := make([]string, len(carried)), make([]string, len(carried)), []string(nil)
 	for k, v := range carried {
-		in[k], out[k] = b.fresh(v.elem, v.ptr, v.shape), v
+		in[k], out[k] = b.fresh(v.elem, v.ptr, v.shape), &Block{b, "", v.elem, v.shape, v.ptr}
 		pairs[k] = in[k].name + " = " + v.name
 		types = append(types, v.typ())
 	}

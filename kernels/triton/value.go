@@ -38,14 +38,17 @@ func (e Elem) Bits() int {
 	return n
 }
 
-// A Value is a block, or a scalar, which has no shape. Its elements may be pointers.
-type Value struct {
+// A Block is a small tensor, or a scalar, which has no shape. Its elements may be pointers.
+type Block struct {
 	b     *Builder
 	name  string
 	elem  Elem // of what pointers point to
 	shape []int
 	ptr   bool
 }
+
+// A Value is what operations take and give. It is never changed.
+type Value = *Block
 
 // Shape is the size of each dimension; nil for a scalar.
 func (v Value) Shape() []int { return v.shape }
@@ -108,7 +111,7 @@ func New(name string, args ...Arg) (*Builder, []Value) {
 			b.Fail("operand %s comes behind a result", a.Name)
 		}
 		results = a.Result
-		list[i] = Value{b: b, name: "%" + a.Name, elem: a.Elem, ptr: true}
+		list[i] = &Block{b: b, name: "%" + a.Name, elem: a.Elem, ptr: true}
 	}
 	return b, list
 }
@@ -119,7 +122,7 @@ func (b *Builder) Fail(format string, args ...any) Value {
 		b.err = fmt.Errorf("kernel %s: "+format+" (%s)", append(append([]any{b.name}, args...),
 			caller())...)
 	}
-	return Value{b: b, name: "%error", elem: I32}
+	return &Block{b: b, name: "%error", elem: I32}
 }
 
 // line prints one line of the body.
@@ -132,7 +135,7 @@ func (b *Builder) line(format string, args ...any) {
 // fresh names a new value.
 func (b *Builder) fresh(e Elem, ptr bool, shape []int) Value {
 	b.names++
-	return Value{b: b, name: fmt.Sprintf("%%%d", b.names), elem: e, ptr: ptr, shape: shape}
+	return &Block{b: b, name: fmt.Sprintf("%%%d", b.names), elem: e, ptr: ptr, shape: shape}
 }
 
 // emit prints an operation with one result; the format ends before the types.

@@ -75,7 +75,7 @@ func (a *headFirst) addMask(score val) val {
 	t := ir.Type{Elem: score.Type.Elem}
 	for _, d := range score.Type.Dims {
 		rows := d.Name == ir.Seq || d.Name == ir.Keys
-		byRow := len(a.Segments) > 0 || a.Lengths.Name != ""
+		byRow := len(a.Segments) > 0 || a.Lengths != nil
 		if rows || byRow && d.Name != ir.KVHeads && d.Name != stablehlo.QueryGroup {
 			t.Dims = append(t.Dims, d)
 		}
@@ -83,12 +83,12 @@ func (a *headFirst) addMask(score val) val {
 	key := fmt.Sprint(t, a.Op.Attrs.Bool("causal"), a.Op.Attrs.Int("window"), a.Lengths, a.Segments,
 		a.Positions, a.QueryOffset)
 	table := w.Once("mask "+key, func() (table val) {
-		if sees := a.Visible(t); sees.Name != "" {
+		if sees := a.Visible(t); sees != nil {
 			table = w.Barrier(w.Select(sees, w.Constant(t, 0), w.Constant(t, stablehlo.MaskedScore)))
 		}
 		return table
 	})
-	if table.Name == "" { // all see all
+	if table == nil { // all see all
 		return score
 	}
 	return w.Elementwise("add", score, w.BroadcastTo(table, score.Type))
@@ -250,7 +250,7 @@ func (a *headFirst) addToKeys(total, v val, p kernels.QueryBlock) val {
 	if keys := a.K.Type.Size(ir.Keys); p.High-p.Low < keys {
 		v = w.Pad(v, ir.Keys, p.Low, keys-p.High)
 	}
-	if total.Name == "" {
+	if total == nil {
 		return v
 	}
 	return w.Elementwise("add", total, v)

@@ -32,14 +32,14 @@ func chunkedCrossEntropy(w writer, op *ir.Op, in []val) []val {
 	var total val // f32[rows]: the sum of exponentials so far
 	for from, to := range kernels.Chunks(width.Size) {
 		part, least := w.Slice(x, width.Name, from, to), top
-		if total.Name != "" { // the sum is at most the width of a row, so this is zero
+		if total != nil { // the sum is at most the width of a row, so this is zero
 			none := w.Elementwise("multiply", total, w.Constant(total.Type, 0))
 			least = w.Elementwise("add", top, none)
 		}
 		e := w.Elementwise("exponential", w.Elementwise("subtract", part, w.BroadcastTo(least,
 			part.Type)))
 		sum := w.Reduce(e, "add", 0, width.Name)
-		if total.Name != "" {
+		if total != nil {
 			sum = w.Elementwise("add", total, sum)
 		}
 		total = sum

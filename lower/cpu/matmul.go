@@ -135,6 +135,7 @@ func (w writer) matmul(x, y val, to dtype.DType, order []string, over ...string)
 	}
 	bf16 := p.Type.Elem == dtype.BF16
 	// Dot matches dimensions by name: the free dimensions of both sides must differ.
+	q = &stablehlo.Value{Name: q.Name, Type: q.Type}
 	q.Type.Dims = slices.Clone(q.Type.Dims)
 	for i := range q.Type.Dims {
 		if q.Type.Dims[i].Name == "free" {

@@ -101,7 +101,7 @@ func (w writer) call(target, config string, in []val, inLayouts []string, out []
 	outLayouts []string) []val {
 	name, vals := w.Fresh(), make([]val, len(out))
 	for i, t := range out {
-		vals[i] = val{Name: fmt.Sprintf("%s#%d", name, i), Type: t}
+		vals[i] = &stablehlo.Value{Name: fmt.Sprintf("%s#%d", name, i), Type: t}
 	}
 	names, types := stablehlo.Spell(in)
 	_, results := stablehlo.Spell(vals)

@@ -8,6 +8,7 @@ import (
 	"github.com/deepwell/deepwell/internal/lists"
 	"github.com/deepwell/deepwell/ir"
 	"github.com/deepwell/deepwell/kernels"
+	"github.com/deepwell/deepwell/lower/stablehlo"
 )
 
 // Documents that are packed into sequences are segments to cuDNN: a list of lengths and offsets
@@ -52,8 +53,9 @@ func s32(dims ...ir.Dim) ir.Type { return ir.Type{Elem: dtype.S32, Dims: dims} }
 
 // renamed gives a vector's dimension another name.
 func renamed(v val, dim string) val {
-	v.Type.Dims = []ir.Dim{{Name: dim, Size: v.Type.Dims[0].Size}}
-	return v
+	t := v.Type
+	t.Dims = []ir.Dim{{Name: dim, Size: t.Dims[0].Size}}
+	return &stablehlo.Value{Name: v.Name, Type: t}
 }
 
 // pack makes the tables from the document numbers s32[batch, seq], which count from 0 in each
@@ -187,7 +189,7 @@ func (p *packing) view(op *ir.Op, s segments, in []val) (*ir.Op, []val) {
 func (p *packing) joined(so, one val, s segments, like ir.Type) val {
 	w := p.w
 	one = w.Reshape(one, like)
-	if so.Name == "" || s.has.Name == "" {
+	if so == nil || s.has == nil {
 		return one
 	}
 	has := w.Reshape(s.has, ir.Type{Elem: dtype.Pred, Dims: like.Dims[:2]})

@@ -24,7 +24,7 @@ func (w writer) tritonCall(k *triton.Kernel, in ...val) (out []val) {
 		side := 0
 		if a.Result {
 			side = 1
-			out = append(out, val{Name: fmt.Sprintf("%s#%d", name, len(out)), Type: t})
+			out = append(out, &stablehlo.Value{Name: fmt.Sprintf("%s#%d", name, len(out)), Type: t})
 		} else {
 			in[i] = w.Reshape(in[i], ir.Type{Dims: t.Dims})
 		}

@@ -56,7 +56,7 @@ func (w *Writer) after(v, other Val) Val {
 	pair := w.Fresh()
 	w.Line("%s:2 = stablehlo.optimization_barrier %s, %s : %s, %s", pair, v.Name, other.Name,
 		Tensor(v.Type), Tensor(other.Type))
-	return Val{pair + "#0", v.Type}
+	return &Value{pair + "#0", v.Type}
 }
 
 // Reducer is the region of a reduction: one instruction on two scalars.

@@ -136,7 +136,7 @@ func (w *Writer) repeat(op *ir.Op) {
 	// The loop's region has names of its own for its state.
 	inner, heads := make([]Val, len(state)), make([]string, len(state))
 	for i, s := range state {
-		inner[i] = Val{w.Fresh(), s.Type}
+		inner[i] = &Value{w.Fresh(), s.Type}
 		heads[i] = inner[i].Name + " = " + s.Name
 	}
 	loop := w.Fresh()

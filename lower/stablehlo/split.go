@@ -199,7 +199,7 @@ func (s *split) along(one Val, like ir.Type) Val {
 // arguments.
 func (s *split) segmented(op *ir.Op, in []Val, numbers Val) (*ir.Op, []Val) {
 	part := *op
-	keys := numbers
+	keys := &Value{numbers.Name, numbers.Type}
 	keys.Type.Dims = lists.Map(numbers.Type.Dims, func(d ir.Dim) ir.Dim {
 		if d.Name == ir.Seq {
 			d.Name = ir.Keys

@@ -217,7 +217,7 @@ const MaskedScore = -1e30
 // selectMask replaces the scores of unseen keys.
 func (a *Attention) selectMask(score Val) Val {
 	sees := a.Visible(score.Type)
-	if sees.Name == "" {
+	if sees == nil {
 		return score
 	}
 	return a.W.Select(sees, score, a.W.Constant(score.Type, MaskedScore))
@@ -228,7 +228,7 @@ func (a *Attention) selectMask(score Val) Val {
 func (a *Attention) Visible(scores ir.Type) (all Val) {
 	w, window := a.W, a.Op.Attrs.Int("window")
 	also := func(one Val) {
-		if all.Name != "" {
+		if all != nil {
 			one = w.Elementwise("and", all, one)
 		}
 		all = one
@@ -250,10 +250,10 @@ func (a *Attention) Visible(scores ir.Type) (all Val) {
 	if window > 0 {
 		also(w.Compare("GT", j, w.Elementwise("subtract", i, w.Constant(t, float64(window)))))
 	}
-	if all.Name != "" {
+	if all != nil {
 		all = w.BroadcastTo(all, scores)
 	}
-	if a.Lengths.Name != "" {
+	if a.Lengths != nil {
 		wide := ir.Type{Elem: dtype.S32, Dims: scores.Dims}
 		also(w.Compare("LT", w.Iota(wide, ir.Keys), w.BroadcastTo(a.Lengths, wide)))
 	}
@@ -453,5 +453,5 @@ func (w *Writer) sortPairs(x, at Val, dim, how string) (values, places Val) {
 	w.Line("  stablehlo.return %%c : tensor<i1>")
 	w.Line("}) {dimension = %d : i64, is_stable = true} : (%[2]s) -> (%[2]s)", x.Type.Index(dim),
 		types)
-	return Val{fmt.Sprintf("%s#0", sorted), x.Type}, Val{fmt.Sprintf("%s#1", sorted), at.Type}
+	return &Value{fmt.Sprintf("%s#0", sorted), x.Type}, &Value{fmt.Sprintf("%s#1", sorted), at.Type}
 }
