@@ -155,8 +155,8 @@ func mergedPair(unit float64) func(*ir.Builder) []*ir.Value {
 	}
 }
 
-// ownKernels quantize along rows, along columns, and both in one read. Rows and columns are no whole
-// tiles.
+// ownKernels quantize along rows, along columns, and both in one read. Rows and columns are no
+// whole tiles.
 func ownKernels() []operation {
 	quantize := func(along ...string) func(*ir.Builder) []*ir.Value {
 		return func(b *ir.Builder) (list []*ir.Value) {

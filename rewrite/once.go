@@ -9,8 +9,8 @@ import (
 	"github.com/deepwell/deepwell/ir"
 )
 
-// attrAcross lists the dimensions that a [QuantizeOnce] sums over in the second orientation; "along"
-// has the first, as in quantize. Either may be empty.
+// attrAcross lists the dimensions that a [QuantizeOnce] sums over in the second orientation; the
+// first has "along", as in quantize. Either may be empty.
 const attrAcross = "across"
 
 // quantizeOnce joins the quantizations of one source, along its last dimensions and across, into
