@@ -3,7 +3,7 @@ module github.com/deepwell/deepwell
 go 1.26.0
 
 require (
-	github.com/andybalholm/brotli v1.1.1
+	github.com/dsnet/compress v0.0.1
 	github.com/ebitengine/purego v0.11.2
 	github.com/google/go-cmp v0.7.0
 	github.com/klauspost/compress v1.20.3
@@ -22,6 +22,7 @@ require (
 )
 
 require (
+	github.com/andybalholm/brotli v1.1.1 // indirect
 	github.com/google/uuid v1.6.0 // indirect
 	github.com/inconshreveable/mousetrap v1.1.0 // indirect
 	github.com/parquet-go/bitpack v1.0.0 // indirect

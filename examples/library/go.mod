@@ -5,7 +5,7 @@ go 1.26.0
 require github.com/deepwell/deepwell v0.0.0
 
 require (
-	github.com/andybalholm/brotli v1.1.1 // indirect
+	github.com/dsnet/compress v0.0.1 // indirect
 	github.com/ebitengine/purego v0.11.2 // indirect
 	github.com/klauspost/compress v1.20.3 // indirect
 	github.com/pelletier/go-toml/v2 v2.4.3 // indirect

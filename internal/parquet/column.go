@@ -8,8 +8,8 @@ import (
 	"fmt"
 	"io"
 
-	"github.com/andybalholm/brotli"
 	"github.com/deepwell/deepwell/internal/lists"
+	"github.com/dsnet/compress/brotli"
 	"github.com/klauspost/compress/snappy"
 	"github.com/klauspost/compress/zstd"
 	"github.com/pierrec/lz4/v4"
@@ -292,7 +292,7 @@ func (c *Column) unpacker(src []byte) (io.Reader, error) {
 	case codecGzip:
 		return gzip.NewReader(bytes.NewReader(src))
 	case codecBrotli:
-		return brotli.NewReader(bytes.NewReader(src)), nil
+		return brotli.NewReader(bytes.NewReader(src), nil)
 	case codecZstd:
 		if c.zstd == nil {
 			// A window may be no larger than a page, but the decoder asks for some memory at least.
