@@ -150,23 +150,11 @@ func (p *parser) symbolicArm(arm string) (a Argument, ok bool, err error) {
 // named reads {"as_name": …} or a plain number.
 func (p *parser) named(plain string) (e Expr, err error) {
 	err = p.union("a symbolic number", func(arm string) (err error) {
-		switch {
-		case arm == "as_name":
+		if arm == "as_name" {
 			e.Op = opPending
 			e.Name, err = p.name(false)
-		case arm != plain:
-			err = unknown("a symbolic number", arm)
-		case arm == "as_int":
-			e.Op = opInteger
-			e.Int, err = p.Int()
-		case arm == "as_bool":
-			var b bool
-			b, err = p.Flag()
-			e = truth(b)
-		default:
-			var f float64
-			f, err = p.float()
-			e = number(f)
+		} else {
+			e, err = p.constant("a symbolic number", arm, plain)
 		}
 		return err
 	})

@@ -124,27 +124,30 @@ func (p *parser) size() (Expr, error) { return p.symbolic("as_int") }
 
 func (p *parser) symbolic(plain string) (e Expr, err error) {
 	err = p.union("a size", func(arm string) (err error) {
-		switch {
-		case arm == "as_expr":
+		if arm == "as_expr" {
 			e, err = p.expression()
-		case arm != plain:
-			err = unknown("a size", arm)
-		case arm == "as_int":
-			var n int64
-			n, err = p.Int()
-			e = integer(n)
-		case arm == "as_bool":
-			var b bool
-			b, err = p.Flag()
-			e = truth(b)
-		default:
-			var f float64
-			f, err = p.float()
-			e = number(f)
+		} else {
+			e, err = p.constant("a size", arm, plain)
 		}
 		return err
 	})
 	return e, err
+}
+
+// constant reads a number that is not symbolic, of the one arm that may hold it.
+func (p *parser) constant(what, arm, plain string) (Expr, error) {
+	switch {
+	case arm != plain:
+		return Expr{}, unknown(what, arm)
+	case arm == "as_int":
+		n, err := p.Int()
+		return integer(n), err
+	case arm == "as_bool":
+		b, err := p.Flag()
+		return truth(b), err
+	}
+	f, err := p.float()
+	return number(f), err
 }
 
 // expression reads a SymExpr. The hint is the size that the example had, and means nothing else.
