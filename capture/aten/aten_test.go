@@ -176,6 +176,8 @@ func (r reference) floats(t *testing.T, name string) []float64 {
 		switch shape.Type {
 		case dtype.F32:
 			out[i] = float64(math.Float32frombits(binary.LittleEndian.Uint32(data[4*i:])))
+		case dtype.BF16:
+			out[i] = float64(dtype.F32FromBF16(binary.LittleEndian.Uint16(data[2*i:])))
 		case dtype.Pred:
 			out[i] = float64(data[i])
 		case dtype.S64:
@@ -291,4 +293,41 @@ func TestUnsupportedIsListedAtOnce(t *testing.T) {
 			t.Errorf("%q is not in %v", want, err)
 		}
 	}
+}
+
+// Under autocast GEMMs are computed in bf16 and norms and the loss in f32, though the program does
+// not say so.
+func TestAutocast(t *testing.T) {
+	m, want := load(t, "autocast")
+	feed, shape := want.feed(t, m)
+	g, err := m.build(shape, m.logits)
+	if err != nil {
+		t.Fatal(err)
+	}
+	logits := distance(evaluate(t, g, feed)[0], want.floats(t, "logits"))
+	if g, err = m.Graph(shape); err != nil {
+		t.Fatal(err)
+	}
+	grad, err := ir.Grad(g, ir.GradPlan{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	joint, err := grad.Joint()
+	if err != nil {
+		t.Fatal(err)
+	}
+	out := evaluate(t, joint, feed)
+	loss := distance(out[0], want.floats(t, "loss"))
+	worst, which := want.gradients(t, m, out[1:])
+	t.Logf("loss %.1e logits %.1e gradients %.1e (%s), %d loops", loss, logits, worst, which, loops(g))
+	if !(loss < 2e-3) || !(logits < 1e-2) || !(worst < 5e-2) || loops(g) != 1 {
+		t.Error("autocast does not agree with PyTorch")
+	}
+	visit(g, func(op *ir.Op) {
+		if to := map[string]dtype.DType{"linear": dtype.BF16, "attention": dtype.BF16,
+			"layer_norm": dtype.F32, "cross_entropy": dtype.F32}[op.Kind]; to.Valid() &&
+			op.Out[0].Type.Elem != to {
+			t.Errorf("%s gives %s", op.Kind, op.Out[0].Type)
+		}
+	})
 }

@@ -23,6 +23,7 @@ type maker struct {
 	env        map[*pt2.Graph]map[pt2.Ref]*variable
 	region     int    // without gradients that is written, counted from 1 on
 	regions    int    // so far
+	autocast   bool   // operators convert what they take to the type that they give
 	key        string // of the node that is written
 	positions  *tensor
 	segments   *ir.Value // the documents of tokens [batch, seq]; nil where there is one
@@ -31,10 +32,11 @@ type maker struct {
 	own        map[string]rule // in place of rules
 	missing    unsupported
 	marks      []mark
-	nodes      map[place]int  // so far
-	calls      map[string]int // of dropout, by module
-	draws      []Draw         // masks of dropout
-	node       *node          // that is written
+	nodes      map[place]int    // so far
+	calls      map[string]int   // of dropout, by module
+	draws      []Draw           // masks of dropout
+	node       *node            // that is written
+	wanted     map[pt2.Ref]bool // of the outermost graph; nil for all
 	router     router
 	loads      []expertLoad
 	// Mixed are values in which tokens of several documents meet, and what made them.
@@ -50,7 +52,8 @@ func (m *maker) read(result pt2.Ref) (*ir.Graph, error) {
 		return nil, err
 	}
 	live := needed(p.Graph, []pt2.Ref{result})
-	if err := m.begin(p, live, result == m.loss); err != nil {
+	m.wanted = wantedBy(p.Graph, live, result)
+	if err := m.begin(p, result == m.loss); err != nil {
 		return nil, err
 	}
 	m.run(p.Graph, live)
@@ -180,6 +183,21 @@ func needed(g *pt2.Graph, results []pt2.Ref) map[*pt2.Node]bool {
 	return live
 }
 
+// wantedBy lists what nodes take, and a result.
+func wantedBy(g *pt2.Graph, live map[*pt2.Node]bool, result pt2.Ref) map[pt2.Ref]bool {
+	all := map[pt2.Ref]bool{result: true}
+	for i := range g.Nodes {
+		if n := &g.Nodes[i]; live[n] {
+			for _, a := range n.Args {
+				for _, r := range refs(a.Value) {
+					all[r] = true
+				}
+			}
+		}
+	}
+	return all
+}
+
 // changes reports whether a node calls a graph that changes something in place.
 func changes(n *pt2.Node) bool {
 	for _, a := range n.Args {
@@ -204,17 +222,8 @@ func refs(a pt2.Argument) []pt2.Ref {
 }
 
 // begin adds the inputs of the graph: what comes from the batch, then the parameters that are used.
-func (m *maker) begin(p *pt2.Program, live map[*pt2.Node]bool, loss bool) error {
-	used := map[pt2.Ref]bool{}
-	for i := range p.Graph.Nodes {
-		if n := &p.Graph.Nodes[i]; live[n] {
-			for _, a := range n.Args {
-				for _, r := range refs(a.Value) {
-					used[r] = true
-				}
-			}
-		}
-	}
+func (m *maker) begin(p *pt2.Program, loss bool) error {
+	used := m.wanted
 	env := m.env[p.Graph]
 	batch := m.dims.dim("batch", m.shape.Batch, ir.Batch, -1)
 	seq := m.dims.dim("seq", m.shape.Seq, ir.Seq, -1)
@@ -368,7 +377,7 @@ func (m *maker) write(n *node) {
 	defer func() { m.key = outer }()
 	at, _ := placeOf(n.path())
 	m.nodes[at]++
-	m.key = fmt.Sprintf("%s%s.%d.:%d:", outer, at.list, at.n, m.nodes[at])
+	m.key = fmt.Sprintf("%s.%d.:%d:", at.list, at.n, m.nodes[at])
 	m.node = n
 	m.guard(func() {
 		m.b.Tagged(m.tag(n.path()), func() { m.apply(n) })
@@ -518,14 +527,24 @@ func (m *maker) inline(n *node) {
 	for _, o := range sub.Outputs {
 		results = append(results, refs(o)...)
 	}
-	outer := m.region
+	outer, cast := m.region, m.autocast
 	if !grad {
 		m.regions++
 		m.region = m.regions
 	}
-	m.run(sub, needed(sub, results))
-	m.region = outer
+	m.autocast = m.autocast || strings.Contains(n.Target, "autocast")
+	read := map[pt2.Ref]bool{}
 	for i, o := range n.Outputs {
+		read[results[i]] = m.wanted == nil || n.graph != m.archive.Program.Graph || m.wanted[o]
+	}
+	m.run(sub, needed(sub, slices.DeleteFunc(slices.Clone(results), func(r pt2.Ref) bool {
+		return !read[r]
+	})))
+	m.region, m.autocast = outer, cast
+	for i, o := range n.Outputs {
+		if !read[results[i]] {
+			continue
+		}
 		v := m.env[sub][results[i]]
 		t := m.value(sub, results[i])
 		if !grad && t.v != nil && t.v.Type.Elem.Kind() == dtype.Float {

@@ -47,13 +47,24 @@ func (n *node) tensor(name string) *tensor {
 	if !ok {
 		panic(refusal("argument " + name + " is no tensor"))
 	}
-	t := n.m.value(n.graph, ref)
+	t := n.cast(n.m.value(n.graph, ref))
 	if t.buffer {
 		out := t.with(n.m.b.StopGradient(t.v))
 		out.twin = t.twin
 		return out
 	}
 	return t
+}
+
+// cast converts an argument under autocast, where a program does not say it: to the type of the
+// result, be it lower or higher.
+func (n *node) cast(t *tensor) *tensor {
+	to := n.graph.Values[string(n.Outputs[0])].Type
+	if !n.m.autocast || t.v == nil || to.Kind() != dtype.Float ||
+		t.v.Type.Elem.Kind() != dtype.Float {
+		return t
+	}
+	return n.m.cast(t, to)
 }
 
 // value gives a tensor argument whose numbers the graph has.
@@ -68,7 +79,7 @@ func (n *node) tensors(name string) []*tensor {
 	}
 	list := make([]*tensor, len(refs))
 	for i, ref := range refs {
-		list[i] = n.m.value(n.graph, ref)
+		list[i] = n.cast(n.m.value(n.graph, ref))
 	}
 	return list
 }

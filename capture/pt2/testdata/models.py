@@ -280,3 +280,12 @@ class Remembering(nn.Module):
 
 PROGRAMS |= {"no_" + part.__name__.lower(): lambda part=part: Odd(part()) for part in (
     Convolution, Recurrent, Fourier, Polar, Sorted, Branch, Product, Custom, Quantized, Noisy, Found, Remembering)}
+
+
+class Autocast(GPT):
+    def forward(self, input_ids, labels):
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            return super().forward(input_ids, labels)
+
+
+MODELS["autocast"] = Autocast
