@@ -29,6 +29,7 @@ parser = argparse.ArgumentParser()
 parser.add_argument("-deepwell", required=True, help="the program")
 parser.add_argument("-turns", type=int, default=5)
 parser.add_argument("-steps", type=int, default=2, help="steps of a turn")
+parser.add_argument("-sides", default="eager,compile,optimize,fit,configuration", help="who takes part")
 parser.add_argument("-layers", type=int, default=8)
 parser.add_argument("-width", type=int, default=768)
 parser.add_argument("-batch", type=int, default=4)
@@ -200,12 +201,12 @@ def passing():
 
 def main():
     work = pathlib.Path(tempfile.mkdtemp(prefix="bench-fit-"))
-    sides = {"torch eager": Loop(lambda m: m), "torch compile": Loop(torch.compile)}
-    if hasattr(deepwell, "optimize"):
-        example = next(batches())
-        sides["optimize"] = Loop(lambda m: deepwell.optimize(m, example))
-    sides["fit"] = fit(work / "fit")
-    sides["configuration"] = configuration(work / "configuration", work)
+    example = next(batches())
+    makers = {"eager": lambda: Loop(lambda m: m), "compile": lambda: Loop(torch.compile),
+              "optimize": lambda: Loop(lambda m: deepwell.optimize(m, example)),
+              "fit": lambda: fit(work / "fit"),
+              "configuration": lambda: configuration(work / "configuration", work)}
+    sides = {name: makers[name]() for name in o.sides.split(",")}
     parameters = sum(p.numel() for p in model().parameters())
     print(f"GPT-2 of {parameters / 1e6:.0f}M parameters, f32, batch {o.batch} of {o.seq} tokens; "
           f"{o.turns} turns of {o.steps} steps; torch {torch.__version__}; "
