@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from ._optimize import arguments
+from ._program import Error
 from ._runtime import Runtime, Variant
 
 # Bounds on the norm of a difference, relative to the norm. In f32 a unit is 6e-8; a few hundred
@@ -72,16 +73,27 @@ def check(model: nn.Module, example: Any) -> Check:
             h.remove()
     with torch.enable_grad():
         variant, inputs = runtime.prepare(args, kwargs)
+        if variant.draws:
+            raise Error("DW2106", "the module drops at random, and PyTorch would draw other masks",
+                        fix="check it in eval mode, or with dropout of 0")
         have = runtime.call(args, kwargs)
+    forward, backward = (_bound(variant.program.exported, table) for table in (FORWARD, GRADIENTS))
     pairs = [(name, h, w) for (name, h), (_, w) in zip(_tensors(have), _tensors(want))]
-    outputs = [_compared(name, h, w, FORWARD) for name, h, w in pairs if w.dtype.is_floating_point]
+    outputs = [_compared(name, h, w, forward) for name, h, w in pairs if w.dtype.is_floating_point]
     if any(d.distance > d.bound for d in outputs):
-        return Check(outputs, [], _first(runtime, variant, args, kwargs, seen) or "the outputs")
-    gradients = _gradients(plain, pairs)
+        return Check(outputs, [], _first(runtime, variant, args, kwargs, seen, forward) or "the outputs")
+    gradients = _gradients(plain, pairs, backward)
     wrong = [d.name for d in gradients if d.distance > d.bound]
     order = {path: i for i, path in enumerate(seen)}
     last = max(wrong, key=lambda n: order.get(n.rpartition(".")[0], -1), default=None)
     return Check(outputs, gradients, None if last is None else f"the gradient of {last}")
+
+
+def _bound(exported: Any, table: dict[Any, float]) -> float:
+    """Gives the bound of the narrowest type that the program computes in, as under autocast."""
+    types = {v.dtype for n in exported.graph_module.modules() if hasattr(n, "graph")
+             for node in n.graph.nodes if isinstance(v := node.meta.get("val"), Tensor)}
+    return max((table[t] for t in types if t in table), default=table[torch.float32])
 
 
 def _tensors(tree: Any) -> list[tuple[str, Tensor]]:
@@ -103,16 +115,16 @@ def _outputs_of_modules(module: nn.Module) -> tuple[dict[str, Tensor], list[Any]
     return seen, [m.register_forward_hook(keep(path)) for path, m in module.named_modules() if path]
 
 
-def _compared(name: str, have: Tensor, want: Tensor, bounds: dict[Any, float], floor: float = 0.0) -> Difference:
+def _compared(name: str, have: Tensor, want: Tensor, bound: float, floor: float = 0.0) -> Difference:
     h, w = have.detach().double(), want.detach().double()
     if h.shape != w.shape:
-        return Difference(name, float("inf"), bounds[want.dtype])
+        return Difference(name, float("inf"), bound)
     norm = float(w.norm())
     distance = float((h - w).norm()) / max(norm, floor, 1e-12)
-    return Difference(name, distance if distance == distance else float("inf"), bounds[want.dtype])
+    return Difference(name, distance if distance == distance else float("inf"), bound)
 
 
-def _gradients(plain: nn.Module, pairs: list[tuple[str, Tensor, Tensor]]) -> list[Difference]:
+def _gradients(plain: nn.Module, pairs: list[tuple[str, Tensor, Tensor]], bound: float) -> list[Difference]:
     params = {name: p for name, p in plain.named_parameters() if p.requires_grad}
     rows = [(h, w) for _, h, w in pairs if w.requires_grad and h.requires_grad]
     if not params or not rows:
@@ -128,12 +140,12 @@ def _gradients(plain: nn.Module, pairs: list[tuple[str, Tensor, Tensor]]) -> lis
             continue
         like = w if w is not None else h
         h, w = (torch.zeros_like(like) if t is None else t for t in (h, w))
-        out.append(_compared(name, h, w, GRADIENTS, FLOOR * largest))
+        out.append(_compared(name, h, w, bound, FLOOR * largest))
     return out
 
 
 def _first(runtime: Runtime, variant: Variant, args: tuple[Any, ...], kwargs: dict[str, Any],
-           seen: dict[str, Tensor]) -> str | None:
+           seen: dict[str, Tensor], bound: float) -> str | None:
     """Finds the first module whose output differs: the innermost one, since its call ends first."""
     taps = dict(_results(variant.program.exported))
     taps = {path: node for path, node in taps.items() if path in seen}
@@ -145,7 +157,7 @@ def _first(runtime: Runtime, variant: Variant, args: tuple[Any, ...], kwargs: di
         have = values.get(path)
         if have is None or not want.dtype.is_floating_point or have.numel() != want.numel():
             continue
-        d = _compared(path, have.view(want.shape), want, FORWARD)
+        d = _compared(path, have.view(want.shape), want, bound)
         if d.distance > d.bound:
             return path
     return None

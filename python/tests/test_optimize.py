@@ -420,6 +420,14 @@ class Checked(unittest.TestCase):
             self.assertTrue(found, str(found))
             self.assertIn("agrees", str(found))
 
+    def test_chance_and_types(self) -> None:
+        """A module with dropout cannot be compared; one that computes in bf16 inside has bf16's bounds."""
+        with self.assertRaisesRegex(dw.Error, "at random"):
+            dw.check(make("dropout"), batch())
+        self.assertTrue(dw.check(make("dropout").eval(), batch()))
+        found = dw.check(make("autocast"), batch())
+        self.assertTrue(found, str(found))
+
     def test_another_operation(self) -> None:
         def change(m: Any) -> None:
             m.h[1].mlp[1] = nn.ReLU()
