@@ -53,6 +53,7 @@ type Model struct {
 	size     int64       // bytes of all tensors, as the index says
 	spelling spelling    // of names in the files
 	lack     *diag.Error // see Lack
+	unlike   string      // why a program is not like a decoder; "" if it is
 	fetch    string      // what to do to get what is missing; "" where nothing is known
 }
 
@@ -321,7 +322,7 @@ func (m *Model) Parameters() int64 {
 func (m *Model) Likeness() (*model.Config, error) {
 	if m.Config == nil {
 		return nil, diag.New(diag.NotSupported, "%s is not a decoder whose plans can be priced", m.Name).
-			Because("plans are searched for models with a vocabulary, layers and heads").
+			Because("as far as its parameters show, %s", m.unlike).
 			Try("train it without a plan, or write one: deepwell train --plan")
 	}
 	return m.Config, nil

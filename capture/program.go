@@ -1,6 +1,7 @@
 package capture
 
 import (
+	"cmp"
 	"encoding/json"
 	"fmt"
 	"io"
@@ -41,8 +42,10 @@ func openProgram(path string) (*Model, error) {
 	if err != nil {
 		return nil, err
 	}
-	m := &Model{Name: strings.TrimSuffix(filepath.Base(path), filepath.Ext(path)), Program: p,
-		Config: p.likeness()}
+	m := &Model{Name: strings.TrimSuffix(filepath.Base(path), filepath.Ext(path)), Program: p}
+	if m.Config, err = p.likeness(); err != nil {
+		m.unlike = diag.From(err).What
+	}
 	for _, t := range p.archive.Tensors() {
 		if t.Meta && t.Param {
 			m.lack = diag.New(diag.ModelMissing, "the archive holds no weights").At("%s", path).
@@ -187,27 +190,31 @@ func (p *Program) count() (n model.Count) {
 }
 
 // likeness is the decoder of the program's sizes, by which plans are searched and priced: its cost
-// is nearly the program's, and its names are not. It is nil for one that is no decoder, as an
-// encoder of images.
-func (p *Program) likeness() *model.Config {
+// is nearly the program's, and its names are not. The error says why there is no such decoder.
+func (p *Program) likeness() (*model.Config, error) {
 	f := p.Facts()
 	c := &model.Config{Arch: "llama", Vocab: f.Vocab, Hidden: f.Hidden, Layers: f.Layers,
 		Heads: f.Heads, KVHeads: f.KVHeads, HeadDim: f.HeadDim, MLP: f.MLP,
 		Context: min(f.Context, 1<<20), Window: f.Window, AttnCap: f.AttnCap, Gated: f.Gated,
-		Norm: model.Norm{Eps: 1e-5}, Activation: model.SiLU, Rotary: f.HeadDim,
+		Norm: model.Norm{Eps: 1e-5}, Activation: model.SiLU, Rotary: f.HeadDim &^ 1,
 		Rope: ir.Rope{Theta: 1e4}, AttnScale: 1 / math.Sqrt(float64(max(1, f.HeadDim))), BOS: -1,
 		Tied: !slices.ContainsFunc(p.Params(), func(q model.Param) bool { return q.Tag == ir.Head }),
 		MoE:  f.MoE, MLA: f.MLA}
 	if c.MoE != nil {
-		c.Arch = "mixtral"
+		moe := *c.MoE // what a score is costs nothing
+		moe.Score, moe.Scale = cmp.Or(moe.Score, "softmax"), cmp.Or(moe.Scale, 1)
+		c.Arch, c.MoE = "mixtral", &moe
+	}
+	if c.MLA != nil && c.MLA.KVRank == 0 {
+		c.MLA = nil // attention whose ranks are not seen is priced as if it had none
 	}
 	if c.MLP == 0 && c.MoE != nil {
 		c.MLP = c.MoE.MLP
 	}
-	if c.Check() != nil {
-		return nil
+	if err := c.Check(); err != nil {
+		return nil, err
 	}
-	return c
+	return c, nil
 }
 
 // contents lists what the archive holds.

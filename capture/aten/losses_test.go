@@ -208,6 +208,7 @@ var spreads = []struct {
 	{"nanogpt", plan.Plan{FSDP: plan.FSDP{Size: 2, Zero: 1, Gather: "step"}, TP: plan.TP{Size: 2},
 		PP: plan.PP{Size: 2, Schedule: "1f1b"}}},
 	{"qwen3_moe", plan.Plan{DP: 2, FSDP: plan.FSDP{Size: 4, Zero: 3, Gather: "layer"}}},
+	{"mixtral", plan.Plan{FSDP: plan.FSDP{Size: 2, Zero: 3, Gather: "layer"}, EP: 4}},
 	{"phi3", plan.Plan{DP: 4, TP: plan.TP{Size: 2}}},
 }
 
