@@ -146,6 +146,8 @@ def clean(trace):
     lines = []
     for line in trace.split("\n"):
         if m := FRAME.match(line):
+            if m[1].startswith("<"):
+                continue  # code that torch made, numbered as it came
             path = m[1].split("site-packages/")[-1]
             if os.path.isabs(path):
                 path = os.path.basename(path)
