@@ -2,12 +2,15 @@
 
 Dynamo gives parameters as inputs of a graph. They are put back under their names in a module that
 runs the graph, which is exported and run as any other. What is not supported stays eager, as
-torch.compile's contract is, and regions() says so.
+torch.compile's contract is; a warning and regions() say so.
 """
 
 from __future__ import annotations
 
+import os
 import re
+import sys
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -105,7 +108,18 @@ class Compiled:
             if e.code != NOT_SUPPORTED:
                 raise
             self.eager = e
+            warnings.warn(f"a graph of torch.compile stays eager: {e.what}"
+                          + "".join(f"; {text}" for text in (e.where, e.cause) if text), stacklevel=_callers())
             return self.graph(*values)
+
+
+def _callers() -> int:
+    """Gives the stacklevel of the line, outside torch and this package, that called the graph."""
+    ours = tuple(os.path.dirname(f) + os.sep for f in (__file__, torch.__file__))
+    frame, level = sys._getframe(1), 1
+    while frame.f_back is not None and (frame.f_code.co_filename.startswith((*ours, "<"))):
+        frame, level = frame.f_back, level + 1
+    return level
 
 
 _graphs: list[Compiled] = []

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from ._report import Report
-from ._runtime import Runtime
+from ._runtime import Runtime, on_host
 
 
 def optimize(model: nn.Module, example: Any = None, *, verbose: bool = False) -> nn.Module:
@@ -18,10 +18,15 @@ def optimize(model: nn.Module, example: Any = None, *, verbose: bool = False) ->
     The result is the same module with another forward: its parameters, buffers, training flag and
     state_dict are the model's own, so that optimizers and checkpoints go on unchanged. example is
     what the module is called with: a tensor, a tuple of arguments, or a dictionary of arguments by
-    name; given, the module is exported and compiled now, and not when it is first called.
+    name; given, the module is exported and compiled now, and not when it is first called. A deep copy
+    is optimized, too, and has its own parameters; torch.save and pickle save the model as it was.
     """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"optimize takes a torch.nn.Module, not a {type(model).__name__}; a function is the "
+                        "forward of a module, or torch.compile(function, backend=\"deepwell\")")
     if isinstance(getattr(type(model), "_deepwell", None), Runtime):
         raise TypeError("the module is optimized already")
+    on_host(model)
     runtime = Runtime(model, verbose=verbose)
     kind = type(model)
 
@@ -33,7 +38,7 @@ def optimize(model: nn.Module, example: Any = None, *, verbose: bool = False) ->
         "forward": forward, "_deepwell": runtime, "__module__": kind.__module__, "__doc__": kind.__doc__,
         "report": property(lambda self: Report.of(runtime)),
         "__reduce_ex__": lambda self, protocol: (_same, (model,)),  # the model itself
-        "__deepcopy__": lambda self, memo: copy.deepcopy(model, memo),
+        "__deepcopy__": lambda self, memo: optimize(copy.deepcopy(model, memo), verbose=verbose),
     }
     if hasattr(kind, "generate"):  # its caches are no inputs of a program
         body["generate"] = lambda self, *args, **kwargs: model.generate(*args, **kwargs)

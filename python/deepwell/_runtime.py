@@ -19,6 +19,7 @@ from torch.export import Dim
 from torch.utils import _pytree as pytree
 
 from . import _child, _export
+from ._bounds import Bounds
 from ._child import ALIGNMENT, Child, Memory, Place
 from ._program import Error
 
@@ -265,6 +266,7 @@ class Program:
         self.number: int = said["program"]
         self.variants: dict[object, Variant] = {}
         self.bound = 0
+        self.bounds = Bounds(exported)
         names = exported.graph_signature.user_inputs
         values = {n.name: n.meta.get("val") for n in exported.graph.nodes if n.op == "placeholder"}
         self.sizes = [values[n].shape for n in names if isinstance(values.get(n), Tensor)]
@@ -316,6 +318,7 @@ class Runtime:
             if not self.store.same() or not self.store.refresh():
                 self.reset()
         program = self.program(args, kwargs, leaves, tree, inputs)
+        program.bounds.check(inputs)
         return self.variant(program, inputs, nodes), inputs
 
     def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -337,10 +340,10 @@ class Runtime:
         for program in known:
             if program.takes(inputs):
                 return program
-        for t in (*inputs, *self.module.parameters()):
+        for t in inputs:
             if t.device.type != "cpu":
-                raise Error("DW2106", f"a tensor is on {t.device}; modules run on the CPU only yet",
-                            fix='module.to("cpu")')
+                raise elsewhere("a tensor", t.device)
+        on_host(self.module)
         began = time.monotonic()
         with tempfile.TemporaryDirectory(prefix="deepwell-") as folder:
             path = os.path.join(folder, "module.pt2")
@@ -384,6 +387,18 @@ class Runtime:
     def _say(self, text: str) -> None:
         if self.verbose:
             print(f"deepwell: {type(self.module).__name__} {text}", flush=True)
+
+
+def elsewhere(what: str, device: torch.device) -> Error:
+    fix = 'module.to_empty(device="cpu"), and load its weights' if device.type == "meta" else 'to("cpu")'
+    return Error("DW2106", f"{what} is on {device}; modules run on the CPU only yet", fix=fix)
+
+
+def on_host(module: nn.Module) -> None:
+    """Refuses a module that is on another device, or on none."""
+    for name, t in (*module.named_parameters(), *module.named_buffers()):
+        if t.device.type != "cpu":
+            raise elsewhere(name, t.device)
 
 
 def _form(leaf: Any) -> object:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import copy
 import gc
 import importlib.util
+import io
 import os
 import pathlib
 import pickle
@@ -112,10 +113,52 @@ class Optimized(unittest.TestCase):
         self.assertIs(model.wte.weight, plain.wte.weight)
         model.eval()
         self.assertFalse(plain.training)
-        self.assertIs(type(copy.deepcopy(model)), type(plain))
-        again = pickle.loads(pickle.dumps(model))
+        self.assertIs(type(pickle.loads(pickle.dumps(model))), type(plain))
+        file = io.BytesIO()
+        torch.save(model, file)
+        file.seek(0)
+        again = torch.load(file, weights_only=False)
         self.assertIs(type(again), type(plain))
         self.assertTrue(torch.equal(again.wte.weight, plain.wte.weight))
+
+    def test_copies_are_optimized(self) -> None:
+        model = dw.optimize(make("tied").eval())
+        other = copy.deepcopy(model)
+        with torch.no_grad():
+            before = model(**batch())["logits"]
+            self.assertTrue(torch.equal(other(**batch())["logits"], before))
+            other.wte.weight.zero_()
+            self.assertEqual(float(other(**batch())["logits"].abs().max()), 0)
+            self.assertTrue(torch.equal(model(**batch())["logits"], before))
+        self.assertIsNot(type(other)._deepwell, type(model)._deepwell)
+
+    def test_what_is_no_module_on_the_cpu_is_refused(self) -> None:
+        with self.assertRaisesRegex(TypeError, "takes a torch.nn.Module, not a function"):
+            dw.optimize(lambda x: x)  # type: ignore[arg-type]
+        with self.assertRaisesRegex(dw.Error, "weight is on meta"):
+            dw.optimize(nn.Linear(2, 2, device="meta"))
+
+    def test_numbers_out_of_range(self) -> None:
+        """Where eager raises IndexError, so does the engine."""
+        def with_ones(name: str, value: int) -> dict[str, torch.Tensor]:
+            feed = batch()
+            feed[name][1, 2] = value
+            return feed
+
+        long = {k: v.repeat(1, 20) for k, v in batch().items()}
+        wrong = [("input_ids", with_ones("input_ids", models.VOCAB)), ("input_ids", with_ones("input_ids", -1)),
+                 ("labels", with_ones("labels", models.VOCAB)), ("labels", with_ones("labels", -5)),
+                 ("wpe.weight has rows 0 to", long)]
+        eager = make("nanogpt")
+        model = dw.optimize(copy.deepcopy(eager))
+        compiled = torch.compile(copy.deepcopy(eager), backend=_backend.backend)
+        for name, feed in wrong:
+            with self.assertRaises(IndexError):
+                eager(**feed)
+            for other in (model, compiled):
+                with self.subTest(name), self.assertRaisesRegex(IndexError, name if other is model else ""):
+                    other(**feed)
+        self.agree(model, eager, with_ones("labels", -100))
 
     def test_own_loop(self) -> None:
         """Twenty steps of the user's loss and optimizer end where eager ones do."""
@@ -504,7 +547,9 @@ class Compiled(unittest.TestCase):
 
         plain = Odd()
         x = torch.ones(2, 4)
-        have = torch.compile(plain, backend="deepwell")(x)
+        with self.assertWarnsRegex(UserWarning, r"stays eager(.|\n)*aten.fft_fft") as said:
+            have = torch.compile(plain, backend="deepwell")(x)
+        self.assertEqual(said.filename, __file__)
         self.assertLess(distance(have, plain(x)), FORWARD)
         found = dw.regions()
         self.assertEqual((len(found.graphs), len(found.eager), sum(found.breaks.values())), (2, 1, 1))
