@@ -9,6 +9,8 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from ._program import Error
+
 # Of the format; the last is the most text that an error may have.
 MAGIC, VERSION, BATCH, END, ERROR, TEXT = b"deepwell", 1, 1, 2, 3, 16 << 10
 
@@ -32,11 +34,11 @@ def ints(name: str, value: Any) -> Ints:
         import torch
 
         if value.is_floating_point() or value.is_complex():
-            raise TypeError(f"{name} has elements of type {value.dtype}, not integers")
+            raise _no_tokens(name, value)
         value = value.detach().to("cpu", torch.int32).contiguous().numpy()
     if hasattr(value, "astype"):
         if value.dtype.kind not in "iub":
-            raise TypeError(f"{name} has elements of type {value.dtype}, not integers")
+            raise _no_tokens(name, value)
         shape = tuple(value.shape)
         data: bytes | memoryview = value.astype("<i4", order="C", copy=False).tobytes()
     else:
@@ -53,13 +55,22 @@ def ints(name: str, value: Any) -> Ints:
     return Ints(*shape, data)
 
 
-def arrays(batch: Any) -> dict[str, Any]:
-    """Gives the arrays of a batch by name: of a mapping, of a pair (ids, labels), or ids alone."""
+def _no_tokens(name: str, value: Any) -> Error:
+    return Error("", f"{name} has elements of type {value.dtype} and the shape {list(value.shape)}, not integers: "
+                 "Trainer trains on tokens", fix="integers [sequences, tokens]; optimize(module) takes any "
+                 "tensors, in a loop of your own", exit=2)
+
+
+def arrays(batch: Any, ids: str = "input_ids") -> dict[str, Any]:
+    """Gives the arrays of a batch by name: of a mapping, of a pair (ids, labels), or ids alone.
+
+    ids is another name of input_ids: of the first argument of the module's forward.
+    """
     if isinstance(batch, Mapping) or hasattr(batch, "keys"):  # transformers' BatchEncoding, too
-        known = {name: names[0] for names in ARRAYS for name in names}
+        known = {ids: "input_ids"} | {name: names[0] for names in ARRAYS for name in names}
         if unknown := sorted(set(batch.keys()) - known.keys()):
             raise ValueError(f"a batch has {', '.join(unknown)}, which training does not take; "
-                             f"it takes {', '.join(names[0] for names in ARRAYS)}")
+                             f"it takes {', '.join(names[0] for names in ARRAYS)}, or a pair (ids, labels)")
         given = {known[name]: batch[name] for name in batch.keys() if batch[name] is not None}
         if "input_ids" not in given:
             raise ValueError(f"a batch has no input_ids, but {', '.join(batch.keys()) or 'nothing'}")
@@ -83,6 +94,7 @@ class Shape(NamedTuple):
     tokens: int
     documents: int
     shifts: bool  # labels stand at their own token, as transformers has them
+    ids: str = "input_ids"  # a name of the ids in mappings
 
 
 def header(s: Shape) -> bytes:
@@ -91,7 +103,7 @@ def header(s: Shape) -> bytes:
 
 def record(s: Shape, batch: Any) -> list[bytes | memoryview]:
     """Gives a batch as the parts of a record."""
-    given = arrays(batch)
+    given = arrays(batch, s.ids)
     bits, parts = 0, []
     for i, names in enumerate(ARRAYS):
         if names[0] not in given:

@@ -56,7 +56,8 @@ class Bounds:
                     self.given[n.name] = sum(isinstance(v, int) for v in self.given.values())
                 elif isinstance(t := values.get(stored.get(n.name, "")), Tensor) and _integer(t):
                     self.given[n.name] = t
-        graph, made, wanted = fx.Graph(), {}, []
+        graph, wanted = fx.Graph(), []
+        made: dict[fx.Node, fx.Node] = {}
         for numbers, bound in _found(exported.graph, stored):
             nodes = self._whole(numbers)
             if nodes is None or any(_changes(n) and nodes & set(n.all_input_nodes) for n in exported.graph.nodes):
@@ -99,7 +100,7 @@ class Bounds:
         while rest:
             n = rest.pop()
             if isinstance(self.given.get(n.name), int):
-                return n.name
+                return str(n.name)
             rest += [x for x in n.all_input_nodes if isinstance(x.meta.get("val"), Tensor)]
         return ""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import importlib.util
 import json
 import os
 import pathlib
@@ -19,22 +20,29 @@ POLL = 0.2  # seconds between looks at a file that grows
 METRICS = ("loss", "grad_norm", "rate", "tokens", "tokens_per_second", "seconds", "memory_bytes", "mfu")
 
 
-def follow(run: str | os.PathLike[str], to: Literal["wandb", "mlflow"] = "wandb", *,
+def follow(run: str | os.PathLike[str], to: Literal["wandb", "mlflow"] | None = None, *,
            project: str = "deepwell", name: str | None = None, wait: bool = True) -> int:
     """Forwards the events of a run to Weights & Biases or MLflow, and gives the number of steps.
 
-    run is the folder of a run. While the run is on, follow goes along until it ends; wait=False
-    forwards what is there and returns. The recipe becomes the configuration, and each step's loss,
-    gradient norm, learning rate and speed, and validation losses, become metrics of their step; of
-    steps that a resumed run makes again, the later ones come last. The client library is yours to
-    install and to log in with.
+    run is the folder of a run. to may be left out if one of the two libraries is installed. While
+    the run is on, follow goes along until it ends; wait=False forwards what is there and returns.
+    The recipe becomes the configuration, and each step's loss, gradient norm, learning rate and
+    speed, and validation losses, become metrics of their step; of steps that a resumed run makes
+    again, the later ones come last. The client library is yours to install and to log in with.
     """
     folder = pathlib.Path(run)
     if not folder.is_dir():
         raise Error("", "there is no run to follow", where=str(folder), fix="the folder of a run: out")
-    if to not in TARGETS:
+    if to is None:
+        installed = [t for t in TARGETS if importlib.util.find_spec(t) is not None]
+        if len(installed) != 1:
+            raise Error("", "follow needs to know where events go: " + (" and ".join(installed) + " are installed"
+                        if installed else f"neither of {', '.join(TARGETS)} is installed"),
+                        fix='to="wandb" or to="mlflow"', exit=2)
+    where = installed[0] if to is None else to
+    if where not in TARGETS:
         raise ValueError(f"to is one of {', '.join(TARGETS)}, not {to!r}")
-    target = TARGETS[to](project, name or folder.resolve().name, _recipe(folder))
+    target = TARGETS[where](project, name or folder.resolve().name, _recipe(folder))
     steps, failed = 0, True
     try:
         for event in events(folder, wait):
@@ -187,8 +195,6 @@ TARGETS: Mapping[str, type[Target]] = {"wandb": WandB, "mlflow": MLflow}
 
 
 def _client(module: str, package: str) -> Any:
-    import importlib
-
     try:
         return importlib.import_module(module)
     except ImportError as e:

@@ -53,11 +53,28 @@ def save(module: nn.Module, path: str | None, tokens: int | None) -> bool:
         if path is None:
             return shifts
         module.train()
-        program = torch.export.export(module, (), {"input_ids": ids, "labels": labels}, strict=False,
-                                      dynamic_shapes={"input_ids": dims, "labels": dims})
+        given = {"input_ids": ids, "labels": labels}
+        try:
+            program = torch.export.export(module, (), given, strict=False,
+                                          dynamic_shapes={"input_ids": dims, "labels": dims})
+        except Exception as e:
+            raise _refused(module, given, e) from e
     torch.export.save(program, path + ".part.pt2")
     os.replace(path + ".part.pt2", path)
     return shifts
+
+
+def _refused(module: nn.Module, given: dict[str, Tensor], why: Exception) -> Error:
+    """Says why a module cannot be exported: operators that are not supported, if that is the cause."""
+    from ._runtime import Runtime
+
+    try:
+        Runtime(module).prepare((), given)
+    except Error as e:
+        return e
+    return Error("DW2106", "torch.export cannot export the module for sequences of any length",
+                 cause=(str(why).strip().splitlines() or [type(why).__name__])[0],
+                 fix="see the exception that this one comes from; optimize(module) takes one length at a time")
 
 
 def _device(module: nn.Module) -> Any:

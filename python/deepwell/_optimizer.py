@@ -109,7 +109,7 @@ def _decay(groups: Any, names: Mapping[int, str]) -> float:
             raise refused(f"param_groups give vectors a weight_decay of {sorted(vectors)}; "
                           "the engine's is for matrices only")
         warnings.warn(f"weight_decay={decay} is for matrices and embeddings only: the engine leaves "
-                      "norms and biases out", stacklevel=5)
+                      "norms and biases out", stacklevel=6)
     return decay
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import itertools
 import json
 import os
@@ -41,11 +42,12 @@ class Fitted(Result):
 class Trainer:
     """A model, an optimizer and a data loader; fit trains the model in the engine.
 
-    A batch is a mapping with input_ids, and labels, position_ids and attention_mask if it likes; a
-    pair (ids, labels); or ids. Arrays are torch's, numpy's or lists, [sequences, tokens], of one
-    size in all batches. Labels are as the module takes them: transformers moves labels by a token
-    itself. Without a module, a mapping has them as transformers, and a pair as the tokens to
-    predict. Negative labels are not learned; without labels each is the next token.
+    A batch is a mapping with input_ids, or the name that the module's forward has for them, and
+    labels, position_ids and attention_mask if it likes; a pair (ids, labels); or ids. Arrays are
+    torch's, numpy's or lists, [sequences, tokens], of one size in all batches. Labels are as the
+    module takes them: transformers moves labels by a token itself. Without a module, a mapping has
+    them as transformers, and a pair as the tokens to predict. Negative labels are not learned;
+    without labels each is the next token.
     """
 
     def __init__(self, source: str, module: Any, *, optimizer: Any, scheduler: Any,
@@ -117,11 +119,16 @@ class Trainer:
         begin = time.monotonic()
         shape, copied, batches = self._begin()
         folder = pathlib.Path(self._run or _new_folder())
+        before = set(folder.iterdir()) if self._run and folder.is_dir() else None
         folder.mkdir(parents=True, exist_ok=True)
-        text, shape = self._recipe(folder, shape, steps)
-        if copied and not shape.shifts:
-            raise ValueError("labels are the input_ids, which the module would learn to repeat, since it does "
-                             "not move labels itself; give the next tokens as labels, or no labels")
+        try:
+            text, shape = self._recipe(folder, shape, steps)
+            if copied and not shape.shifts:
+                raise ValueError("labels are the input_ids, which the module would learn to repeat, since it does "
+                                 "not move labels itself; give the next tokens as labels, or no labels")
+        except BaseException:
+            _forget(folder, before)
+            raise
         (folder / "run.toml").write_text(text, "utf-8")
         feed = _batches.Feed(shape, batches, steps, time.perf_counter)
         _, _, argument, files = _plan(self._plan)
@@ -139,19 +146,28 @@ class Trainer:
             _write_back(self._module, str(folder))
         return done
 
+    def __repr__(self) -> str:
+        what = self._source if self._module is None else type(self._module).__name__
+        optimizer = self._optimizer if isinstance(self._optimizer, (str, dict)) else type(self._optimizer).__name__
+        return (f"Trainer({what}, optimizer={optimizer!r}, dataloader={type(self._dataloader).__name__}, "
+                f"run={self._run or 'a new folder below runs'}, device={self._device})")
+
     def _begin(self) -> tuple[_batches.Shape, bool, Iterator[Any]]:
         """Takes the first batch to learn its size, and whether its labels are a copy of its ids."""
         batches = _batches.repeated(self._dataloader)
         first = next(batches, None)
         if first is None:
             raise ValueError("the dataloader has no batch")
-        given = _batches.arrays(first)
+        name = "input_ids"
+        if self._module is not None:
+            name = next(iter(inspect.signature(self._module.forward).parameters), name)
+        given = _batches.arrays(first, name)
         ids = _batches.ints("input_ids", given["input_ids"])
         labels = _batches.ints("labels", given["labels"]).data if "labels" in given else None
         packed = bool({"position_ids", "segment_ids"} & given.keys()) and self._module is None
         paired = not (hasattr(first, "keys"))
         return (_batches.Shape(ids.rows, ids.columns, min(_batches.DOCUMENTS, ids.columns) if packed
-                               else 1, labels is not None and not paired),
+                               else 1, labels is not None and not paired, name),
                 labels == ids.data, itertools.chain([first], batches))
 
     def _recipe(self, folder: pathlib.Path, shape: _batches.Shape, steps: int
@@ -188,6 +204,16 @@ class Trainer:
         keys |= {f"optimizer.{k}": v for k, v in optimizer.items()}
         keys["data.sources"] = ["-"]
         return _toml(keys | self._settings), shape
+
+
+def _forget(folder: pathlib.Path, before: set[pathlib.Path] | None) -> None:
+    """Removes what a refused run has written, and its folder unless it was there before."""
+    for name in (PROGRAM, f"{PROGRAM}.part.pt2", "precision.json"):
+        if before is None or folder / name not in before:
+            (folder / name).unlink(missing_ok=True)
+    if before is None:
+        with contextlib.suppress(OSError):  # somebody else has put something there
+            folder.rmdir()
 
 
 def _new_folder() -> str:

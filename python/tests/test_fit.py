@@ -164,7 +164,7 @@ def test_arrays_of_torch() -> None:
     for kind in (torch.int64, torch.int32, torch.int16):
         for array in (rows.to(kind), rows.to(kind).T.contiguous().T, rows.to(kind).numpy()):
             assert bytes(_batches.ints("x", array).data) == want
-    with pytest.raises(TypeError, match="not integers"):
+    with pytest.raises(dw.Error, match="float32.*not integers"):
         _batches.ints("x", rows.float())
     encoding = transformers.BatchEncoding({"input_ids": rows, "labels": rows})
     assert set(_batches.arrays(encoding)) == {"input_ids", "labels"}
@@ -176,6 +176,7 @@ def test_what_cannot_be_trained(tmp_path: pathlib.Path) -> None:
     with pytest.raises(ValueError, match="learn to repeat"):
         dw.Trainer.from_engine(module, optimizer=adamw(module), run=tmp_path / "run",
                                dataloader=[{"input_ids": ids, "labels": ids}]).fit()
+    assert not (tmp_path / "run").exists()
     module.wpe.weight.requires_grad_(False)
     with pytest.raises(dw.Error, match="frozen.*wpe.weight"):
         _module.save(module, str(tmp_path / "a.pt2"), 8)
@@ -186,6 +187,36 @@ def test_what_cannot_be_trained(tmp_path: pathlib.Path) -> None:
 
     with pytest.raises(dw.Error, match="neither a loss nor logits"):
         _module.save(Sum(2, 2), str(tmp_path / "a.pt2"), 8)
+
+    class Recurrent(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.wte, self.body, self.head = nn.Embedding(9, 4), nn.LSTM(4, 4, batch_first=True), nn.Linear(4, 9)
+
+        def forward(self, x: Any) -> Any:
+            return self.head(self.body(self.wte(x))[0])
+
+    with pytest.raises(dw.Error, match="aten.lstm"):
+        _module.save(Recurrent(), str(tmp_path / "a.pt2"), 8)
+
+
+def test_the_modules_own_names(tmp_path: pathlib.Path) -> None:
+    """Mappings may have the names of the module's forward; warnings are of the caller's line."""
+    module = Paired(True)
+    x = torch.arange(16).view(2, 8)
+    losses = []
+    for batch in ((x, x + 1), {"idx": x, "targets": x + 1}):
+        trainer = dw.Trainer.from_engine(copy.deepcopy(module), optimizer={"name": "sgd", "lr": 0.1},
+                                         dataloader=[batch], precision="f32", run=tmp_path / str(len(losses)))
+        assert "Paired" in repr(trainer) and "list" in repr(trainer)
+        losses.append(trainer.fit(2).losses)
+    assert losses[0] == losses[1]
+    with pytest.warns(UserWarning, match="norms and biases") as said, pytest.raises(dw.Error, match="T_max"):
+        optimizer = torch.optim.AdamW(module.parameters())
+        schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=3)
+        dw.Trainer.from_engine(module, optimizer=optimizer, scheduler=schedule, dataloader=[x],
+                               run=tmp_path / "c").fit(2)
+    assert said[0].filename == __file__ and not (tmp_path / "c").exists()
 
 
 def test_from_capture_to_weights(tmp_path: pathlib.Path) -> None:

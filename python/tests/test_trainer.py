@@ -219,7 +219,7 @@ def test_follow(model: str, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPa
     watcher = threading.Thread(target=lambda: counted.append(dw.follow(run, to="wandb")))
     done = fit(model, Watched(6), run)
     watcher.join(60)
-    assert counted == [6] and dw.follow(run, project="p", name="n") == 6
+    assert counted == [6] and dw.follow(run, "wandb", project="p", name="n") == 6
     for one in made:
         losses = [m["train/loss"] for m, _ in one.logged if "train/loss" in m]
         assert tuple(losses) == done.losses and one.closed is False
@@ -230,3 +230,6 @@ def test_follow(model: str, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPa
         dw.follow(tmp_path / "nothing")
     with pytest.raises(ValueError, match="not 'x'"):
         dw.follow(run, to="x")  # type: ignore[arg-type]
+    monkeypatch.setattr(_follow, "TARGETS", {"no_such": Recorded, "nor_this": Recorded})
+    with pytest.raises(dw.Error, match="neither of no_such, nor_this is installed"):
+        dw.follow(run)
