@@ -55,6 +55,7 @@ func (m *maker) attention(q, k, v *tensor, how ir.Attention) *tensor {
 	if k.grouped != nil && v.grouped != nil { // heads of keys that were repeated
 		k, v = k.grouped, v.grouped
 	}
+	q, k, v = m.repeated(q, k, v)
 	for i := range 4 {
 		q, k, v = m.whole(q, i), m.whole(k, i), m.whole(v, i)
 	}
@@ -94,6 +95,22 @@ func (m *maker) attention(q, k, v *tensor, how ir.Attention) *tensor {
 		}
 	}
 	return m.tensor(out, nil, axes...)
+}
+
+// repeated broadcasts the batch of queries, keys and values, and their heads but for keys that
+// several heads share.
+func (m *maker) repeated(q, k, v *tensor) (*tensor, *tensor, *tensor) {
+	wide := func(t *tensor, i int, n int64) *tensor {
+		if sizes := t.sizes(); sizes[i] == 1 && n > 1 {
+			sizes[i] = n
+			return m.expanded(t, sizes)
+		}
+		return t
+	}
+	batch := max(q.axes[0].size, k.axes[0].size, v.axes[0].size)
+	q, k, v = wide(q, 0, batch), wide(k, 0, batch), wide(v, 0, batch)
+	heads := max(k.axes[1].size, v.axes[1].size)
+	return wide(q, 1, heads), wide(k, 1, heads), wide(v, 1, heads)
 }
 
 // scores are how far attention has come that a program writes out, as the softmax of queries times
@@ -160,6 +177,8 @@ func (t *tensor) step(from *tensor, f func(s *scores) bool) *tensor {
 func scaledBy(by float64) func(s *scores) bool {
 	return func(s *scores) bool {
 		switch {
+		case s.stage == capped && by <= 0:
+			return false
 		case s.stage == capped:
 			s.how.SoftCap, s.stage = by, multiplied
 			s.how.Scale *= by // ir divides by the bound before it bounds
@@ -189,63 +208,74 @@ func (s *scores) masked(m *maker, mask *tensor) *scores {
 	if heads != 1 && (rank < 3 || sizes[rank-3] != heads || s.q.axes[1].size != heads) {
 		return nil
 	}
+	first, ok := readMask(mask, 0, n)
+	slopes, sloped := []float64{first.slope}, first.slope != 0
+	for h := int64(1); ok && h < heads; h++ {
+		var each maskOf
+		each, ok = readMask(mask, h, n)
+		ok = ok && each.causal == first.causal && each.window == first.window
+		slopes, sloped = append(slopes, each.slope), sloped || each.slope != 0
+	}
+	if !ok || sloped && (s.slopes != nil || s.how.SoftCap != 0) { // a bound does not cover slopes
+		return nil
+	}
 	next := *s
-	for h := range heads {
-		if !next.read(mask, h, n) {
-			return nil
+	next.how.Causal = s.how.Causal || first.causal
+	if w := first.window; w < n && (s.how.Window == 0 || w < s.how.Window) {
+		next.how.Window = w
+	}
+	if sloped {
+		next.slopes = slopes
+		for heads == 1 && int64(len(next.slopes)) < s.q.axes[1].size {
+			next.slopes = append(next.slopes, first.slope)
 		}
 	}
 	return &next
 }
 
-// read decodes the mask of one head.
-func (s *scores) read(mask *tensor, head, n int64) bool {
+// A maskOf is the mask of one head: causal or not, how many keys a query sees, and a bias for each
+// key that it is farther on.
+type maskOf struct {
+	causal bool
+	window int64
+	slope  float64
+}
+
+// readMask decodes the mask [n, n] of one head, in which every query sees a key.
+func readMask(mask *tensor, head, n int64) (m maskOf, ok bool) {
 	at := func(q, k int64) (sees bool, bias float64) {
 		v := mask.known[(head*n+q)*n+k]
 		if mask.elem == dtype.Pred {
 			return v != 0, 0
 		}
-		return v > -1e9, v
+		return !(v <= -1e9), v // NaN is seen, and near nothing
 	}
-	causal, window := true, n
+	m = maskOf{causal: true, window: n}
 	if sees, _ := at(0, n-1); sees {
-		causal = false
+		m.causal = false
 	}
-	for window > 1 && causal { // of the last row
-		if sees, _ := at(n-1, n-window); sees {
+	for m.window > 1 && m.causal { // of the last row
+		if sees, _ := at(n-1, n-m.window); sees {
 			break
 		}
-		window--
+		m.window--
 	}
 	_, first := at(n-1, n-1)
 	_, next := at(n-1, n-2)
-	slope := first - next
-	if window == 1 {
-		slope = 0
+	if m.window > 1 {
+		m.slope = first - next
 	}
 	for q := range n {
 		_, own := at(q, q)
 		for k := range n {
 			sees, bias := at(q, k)
-			if want := !causal || k <= q && q-k < window; sees != want ||
-				sees && !near(bias-own+1, slope*float64(k-q)+1) {
-				return false
+			if want := !m.causal || k <= q && q-k < m.window; sees != want ||
+				sees && !near(bias-own+1, m.slope*float64(k-q)+1) {
+				return m, false
 			}
 		}
 	}
-	if causal {
-		s.how.Causal = true
-	}
-	if window < n {
-		s.how.Window = window
-	}
-	if slope != 0 {
-		if int64(len(s.slopes)) != head {
-			return false
-		}
-		s.slopes = append(slices.Clone(s.slopes), slope)
-	}
-	return true
+	return m, true
 }
 
 // attended computes attention with values [batch, heads, keys, head].
@@ -287,8 +317,11 @@ func (m *maker) sloped(s *scores) (q, k *tensor) {
 		for i, slope := range s.slopes {
 			list[i] = slope * by / s.how.Scale
 		}
-		return m.tensor(m.vector(list, d, dtype.F32), nil, axis{[]dim{d}, m.size(d)}, axis{size: 1},
-			axis{size: 1})
+		one := axis{size: 1}
+		if len(list) == 1 {
+			return m.tensor(m.b.Fill(ir.Type{Elem: dtype.F32}, list[0]), nil, one, one, one)
+		}
+		return m.tensor(m.vector(list, d, dtype.F32), nil, axis{[]dim{d}, m.size(d)}, one, one)
 	}
 	at := m.positions
 	if at == nil {

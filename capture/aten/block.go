@@ -2,6 +2,7 @@ package aten
 
 import (
 	"fmt"
+	"math"
 
 	"github.com/deepwell/deepwell/dtype"
 	"github.com/deepwell/deepwell/ir"
@@ -130,12 +131,17 @@ var makerRules = map[string]rule{
 
 // arange counts; along the whole sequence it is the positions of tokens.
 func arange(m *maker, n *node) *tensor {
-	size, start, step := n.out(0)[0], n.float("start", 0), n.float("step", 1)
+	sizes, start, step := n.out(0), n.float("start", 0), n.float("step", 1)
+	want := math.Ceil((n.float("end", 0) - start) / step)
+	if len(sizes) != 1 || float64(sizes[0]) != want {
+		panic(refusal(fmt.Sprintf("%v numbers where the program says %v", want, sizes)))
+	}
+	size := sizes[0]
 	elem := n.graph.Values[string(n.Outputs[0])].Type
 	if start == 0 && step == 1 && elem == dtype.S64 && m.positions != nil && size == m.shape.Seq {
 		return m.positions
 	}
-	data := make([]float64, size)
+	data := make([]float64, count(sizes))
 	for i := range data {
 		data[i] = start + step*float64(i)
 	}

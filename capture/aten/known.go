@@ -21,13 +21,24 @@ func constant(elem dtype.DType, sizes []int64, data []float64) *tensor {
 	return t
 }
 
-// index computes, for each element of an array of the given sizes, a place in another.
-func index(sizes []int64, place func(at []int64) int64) []int64 {
+// maxKnown bounds the elements of known numbers: a mask of 8192 by 8192.
+const maxKnown = 1 << 26
+
+// count gives the elements of known numbers of the given sizes.
+func count(sizes []int64) int64 {
 	total := int64(1)
 	for _, n := range sizes {
+		if n < 0 || n > 0 && total > maxKnown/n {
+			panic(refusal(fmt.Sprintf("%v numbers that are known", sizes)))
+		}
 		total *= n
 	}
-	out := make([]int64, total)
+	return total
+}
+
+// index computes, for each element of an array of the given sizes, a place in another.
+func index(sizes []int64, place func(at []int64) int64) []int64 {
+	out := make([]int64, count(sizes))
 	at := make([]int64, len(sizes))
 	for i := range out {
 		out[i] = place(at)

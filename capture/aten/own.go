@@ -208,6 +208,9 @@ func (m *maker) writtenOut(n *node, names [3]string, scale float64, mask *tensor
 	}
 	scores = m.whole(scores, last)
 	probs := scores.with(m.b.Softmax(scores.v, m.name(scores.axes[last].dims[0])))
+	if mask != nil && mask.v.Type.Elem.Kind() != dtype.Float { // who sees no key gets nothing
+		probs = m.binary(probs, mask.with(m.b.Convert(mask.v, elem)), m.b.Mul)
+	}
 	if p > 0 {
 		probs = m.drawn(probs, n, p)
 	}

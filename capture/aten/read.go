@@ -2,6 +2,7 @@ package aten
 
 import (
 	"fmt"
+	"runtime"
 	"slices"
 	"strings"
 
@@ -379,8 +380,12 @@ func (m *maker) write(n *node) {
 	m.nodes[at]++
 	m.key = fmt.Sprintf("%s.%d.:%d:", at.list, at.n, m.nodes[at])
 	m.node = n
+	sound := m.b.Err() == nil
 	m.guard(func() {
 		m.b.Tagged(m.tag(n.path()), func() { m.apply(n) })
+		if err := m.b.Err(); sound && err != nil && len(m.missing) == 0 {
+			panic(refusal(diag.From(err).What))
+		}
 	}, func(why string) {
 		m.missing.add(n, why)
 		for i, o := range n.Outputs {
@@ -391,15 +396,18 @@ func (m *maker) write(n *node) {
 	})
 }
 
-// guard calls f, and otherwise if a rule refuses.
+// guard calls f, and otherwise if a rule refuses. A rule may count on what torch checks; an archive
+// of another origin then gives it an axis or an argument too few.
 func (m *maker) guard(f func(), otherwise func(why string)) {
 	defer func() {
-		if r := recover(); r != nil {
-			why, ok := r.(refusal)
-			if !ok {
-				panic(r)
-			}
+		switch why := recover().(type) {
+		case nil:
+		case refusal:
 			otherwise(string(why))
+		case runtime.Error:
+			otherwise("arguments that do not fit: " + why.Error())
+		default:
+			panic(why)
 		}
 	}()
 	f()
@@ -426,8 +434,10 @@ func (m *maker) standIn(n *node, i int) *tensor {
 			}
 		}
 	}
+	var sizes []int64
+	m.guard(func() { sizes = n.out(i) }, func(string) {})
 	var axes []axis
-	for k, size := range n.out(i) {
+	for k, size := range sizes {
 		d := m.fresh(fmt.Sprint("none", i, ".", k), size, -1)
 		axes = append(axes, axis{[]dim{d}, size})
 		t.Dims = append(t.Dims, ir.Dim{Name: m.name(d), Size: size})
@@ -464,6 +474,9 @@ func (m *maker) apply(n *node) {
 		return
 	}
 	for i, o := range n.Outputs {
+		if have, want := out[i].sizes(), n.out(i); !slices.Equal(have, want) {
+			panic(refusal(fmt.Sprintf("a result of %v where the program says %v", have, want)))
+		}
 		env[o] = m.bound(n, i, out[i])
 		m.mark(n, out[i])
 	}

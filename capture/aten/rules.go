@@ -1,6 +1,7 @@
 package aten
 
 import (
+	"fmt"
 	"maps"
 
 	"github.com/deepwell/deepwell/capture/pt2"
@@ -168,7 +169,9 @@ func (n *node) out(i int) []int64 {
 	dims := n.graph.Values[string(n.Outputs[i])].Dims
 	list := make([]int64, len(dims))
 	for k, e := range dims {
-		list[k] = n.m.eval(e)
+		if list[k] = n.m.eval(e); list[k] < 0 {
+			panic(refusal(fmt.Sprintf("a result of size %d", list[k])))
+		}
 	}
 	return list
 }

@@ -180,8 +180,15 @@ func (m *maker) ordered(t *tensor, last []dim) *tensor {
 }
 
 // match makes axis i of x and axis j of y the same dimensions, of equal size: it splits what one of
-// them splits, makes dimensions one, and renames dimensions of y where that cannot be.
+// them splits, makes dimensions one, and renames dimensions of y where that cannot be. An axis
+// without dimensions goes with any.
 func (m *maker) match(x, y *tensor, i, j int) (*tensor, *tensor) {
+	if a, b := x.axes[i].dims, y.axes[j].dims; len(a) > 0 && len(b) > 0 {
+		// Unequal sizes would be split for ever: 2 into 1 and 2 to go with 1.
+		if n, l := m.elements(a), m.elements(b); n != l || n == 0 {
+			panic(refusal(fmt.Sprintf("axes of %d and %d elements", n, l)))
+		}
+	}
 	for k := 0; ; k++ {
 		a, b := x.axes[i].dims, y.axes[j].dims
 		if k >= len(a) || k >= len(b) {
@@ -204,13 +211,20 @@ func (m *maker) match(x, y *tensor, i, j int) (*tensor, *tensor) {
 		case l > n && l%n == 0:
 			y = m.apart(y, q, l/n)
 			k--
-		case len(a) == 1 && len(b) == 1:
-			panic(refusal(fmt.Sprintf("axes of %d and %d elements", n, l)))
 		default:
 			x, y = m.whole(x, i), m.whole(y, j)
 			k = -1
 		}
 	}
+}
+
+// elements is the size of an axis of dimensions.
+func (m *maker) elements(list []dim) int64 {
+	n := int64(1)
+	for _, d := range list {
+		n *= m.size(d)
+	}
+	return n
 }
 
 // renamed makes dimension q of a tensor p, and moves p out of the way where the tensor has it.
