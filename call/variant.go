@@ -78,6 +78,7 @@ type output struct {
 	Result int     `json:"result"`
 	Dims   []int64 `json:"dims"`
 	Type   string  `json:"type"`
+	Number *int64  `json:"number,omitempty"`
 }
 
 // A drawn mask is 1 with the probability Keep and 0 elsewhere. Masks follow the caller's tensors
@@ -205,7 +206,7 @@ func (v *variant) describe(d *described, r *aten.Reading, w wish) {
 			v.grad != nil && v.grad.Seeds[i] != ""})
 	}
 	for _, o := range r.Outputs {
-		d.Outputs = append(d.Outputs, output{o.Result, o.Dims, o.Type.String()})
+		d.Outputs = append(d.Outputs, output{o.Result, o.Dims, o.Type.String(), o.Number})
 	}
 	for i := range w.Sizes {
 		_, used := args[aten.InputName(i)]

@@ -1,6 +1,7 @@
 package aten
 
 import (
+	"fmt"
 	"math"
 	"slices"
 
@@ -14,9 +15,9 @@ var elementRules = map[string]rule{
 	"aten.sub.Tensor": sole(func(m *maker, n *node) *tensor { return m.sum(n, -1) }),
 	"aten.mul.Tensor": sole(func(m *maker, n *node) *tensor {
 		if by, ok := n.scalar("other"); ok {
-			return m.scaled(n.value("self"), by)
+			return m.scaled(n.number("self"), by)
 		}
-		x, y := n.value("self"), n.value("other")
+		x, y := n.number("self"), n.number("other")
 		if t := m.normed(x, y); t != nil {
 			return t
 		}
@@ -27,27 +28,31 @@ var elementRules = map[string]rule{
 	}),
 	"aten.div.Tensor": sole(func(m *maker, n *node) *tensor {
 		if by, ok := n.scalar("other"); ok {
-			return m.scaled(n.value("self"), 1/by)
+			return m.scaled(n.number("self"), 1/by)
 		}
-		return m.binary(n.value("self"), n.value("other"), m.b.Div)
+		return m.binary(n.number("self"), n.number("other"), m.b.Div)
 	}),
 	"aten.rsub.Scalar": sole(func(m *maker, n *node) *tensor {
-		x := n.value("self")
-		return x.with(m.b.Shift(m.b.Neg(x.v), n.float("other", 0)))
+		x := n.number("self")
+		from := m.b.Fill(ir.Type{Elem: x.v.Type.Elem}, within(x.v.Type.Elem, n.float("other", 0)))
+		return x.with(m.b.Sub(from, m.scaled(x, n.float("alpha", 1)).v))
 	}),
 	"aten.pow.Tensor_Scalar": sole(power),
-	"aten.neg.default":       unary((*ir.Builder).Neg),
-	"aten.exp.default":       unary((*ir.Builder).Exp),
-	"aten.log.default":       unary((*ir.Builder).Log),
-	"aten.sqrt.default":      unary((*ir.Builder).Sqrt),
+	"aten.reciprocal.default": sole(func(m *maker, n *node) *tensor {
+		return m.reciprocal(n.number("self"))
+	}),
+	"aten.neg.default":  unary((*ir.Builder).Neg),
+	"aten.exp.default":  unary((*ir.Builder).Exp),
+	"aten.log.default":  unary((*ir.Builder).Log),
+	"aten.sqrt.default": unary((*ir.Builder).Sqrt),
 	"aten.rsqrt.default": sole(func(m *maker, n *node) *tensor {
-		x := n.value("self")
+		x := n.number("self")
 		return x.with(m.b.Rsqrt(x.v)).as(x.norm, shifted, inverted)
 	}),
 	"aten.sin.default": unary((*ir.Builder).Sin),
 	"aten.cos.default": unary((*ir.Builder).Cos),
 	"aten.tanh.default": sole(func(m *maker, n *node) *tensor {
-		x := n.value("self")
+		x := n.number("self")
 		return x.with(m.b.Tanh(x.v)).step(x, func(s *scores) bool {
 			ok := s.stage == multiplied && s.how.SoftCap == 0 && !s.how.Causal && s.slopes == nil
 			s.stage = capped
@@ -65,13 +70,13 @@ var elementRules = map[string]rule{
 		return x.with(gelu(m.b, x.v))
 	}),
 	"aten.clamp.default": sole(func(m *maker, n *node) *tensor {
-		x := n.value("self")
+		x := n.number("self")
 		v := x.v
-		if n.has("min") {
-			v = m.b.Neg(below(m.b, m.b.Neg(v), -n.float("min", 0)))
+		if low := n.float("min", math.Inf(-1)); !math.IsInf(low, -1) {
+			v, _ = bounded(m.b, v, "lt", within(x.v.Type.Elem, low))
 		}
-		if n.has("max") {
-			v = below(m.b, v, n.float("max", 0))
+		if high := n.float("max", math.Inf(1)); !math.IsInf(high, 1) {
+			v, _ = bounded(m.b, v, "gt", within(x.v.Type.Elem, high))
 		}
 		return x.with(v)
 	}),
@@ -165,7 +170,7 @@ func same(name string) rule {
 
 func unary(f func(*ir.Builder, *ir.Value) *ir.Value) rule {
 	return sole(func(m *maker, n *node) *tensor {
-		x := n.value("self")
+		x := n.number("self")
 		return x.with(f(m.b, x.v))
 	})
 }
@@ -175,7 +180,18 @@ func compare(how string) rule {
 	return sole(func(m *maker, n *node) *tensor {
 		x := n.value("self")
 		if by, ok := n.scalar("other"); ok {
-			return x.with(m.b.Compare(how, x.v, m.b.Fill(ir.Type{Elem: x.v.Type.Elem}, by)))
+			if a, _ := n.Arg("other"); x.v.Type.Elem.Kind() != dtype.Float {
+				if _, fraction := a.(float64); fraction {
+					x = m.cast(x, dtype.F32) // torch's default type
+				} else if x.v.Type.Elem == dtype.Pred {
+					x = m.cast(x, dtype.S64)
+				}
+			}
+			if math.IsInf(by, 0) {
+				panic(refusal("a comparison with infinity, which masks have as a large number"))
+			}
+			elem := x.v.Type.Elem
+			return x.with(m.b.Compare(how, x.v, m.b.Fill(ir.Type{Elem: elem}, within(elem, by))))
 		}
 		return m.binary(x, n.value("other"), func(x, y *ir.Value) *ir.Value {
 			return m.b.Compare(how, x, y)
@@ -235,7 +251,7 @@ func (m *maker) choose(mask, x, y *tensor) *tensor {
 // sum adds or subtracts, with the factor alpha.
 func (m *maker) sum(n *node, sign float64) *tensor {
 	sign *= n.float("alpha", 1)
-	x := n.tensor("self")
+	x := n.promoted("self")
 	by, ok := n.scalar("other")
 	switch {
 	case ok && by == 0:
@@ -253,9 +269,10 @@ func (m *maker) sum(n *node, sign float64) *tensor {
 		}
 		return out
 	case ok:
-		return x.with(m.b.Add(x.v, m.b.Fill(ir.Type{Elem: x.v.Type.Elem}, sign*by)))
+		by = within(x.v.Type.Elem, sign*by)
+		return x.with(m.b.Add(x.v, m.b.Fill(ir.Type{Elem: x.v.Type.Elem}, by)))
 	}
-	bias := n.tensor("other")
+	bias := n.promoted("other")
 	y := m.real(bias)
 	switch sign {
 	case 1:
@@ -274,32 +291,55 @@ func (m *maker) sum(n *node, sign float64) *tensor {
 
 // scaled multiplies by a number.
 func (m *maker) scaled(x *tensor, by float64) *tensor {
-	if by == 1 {
+	v := x.v
+	switch elem := v.Type.Elem; {
+	case by == 1:
 		return x
+	case elem.Kind() != dtype.Float && math.Abs(by) >= 1<<16:
+		// Such factors make numbers that 32 bits do not hold, as in sums that hash.
+		panic(refusal(fmt.Sprintf("whole numbers of 64 bits: a factor of %g", by)))
+	case elem == dtype.F16:
+		// XLA makes one constant of the factors of a product, which may be more than f16 holds.
+		v = m.b.Convert(m.b.Scale(m.b.Convert(v, dtype.F32), by), elem)
+	default:
+		v = m.b.Scale(v, by)
 	}
-	return x.with(m.b.Scale(x.v, by)).step(x, scaledBy(by))
+	return x.with(v).step(x, scaledBy(by))
+}
+
+// reciprocal gives 1/x.
+func (m *maker) reciprocal(x *tensor) *tensor {
+	return x.with(m.b.Div(m.b.Fill(ir.Type{Elem: x.v.Type.Elem}, 1), x.v))
 }
 
 // power raises to whole powers and to halves.
 func power(m *maker, n *node) *tensor {
-	x, by := n.value("self"), n.float("exponent", 0)
+	x, by := n.number("self"), n.float("exponent", 0)
 	switch by {
 	case 2:
 		out := x.with(m.b.Mul(x.v, x.v))
 		out.norm = &norm{of: x, stage: squared}
 		return out
-	case 3:
-		return x.with(m.b.Mul(x.v, m.b.Mul(x.v, x.v)))
 	case 0.5:
 		return x.with(m.b.Sqrt(x.v))
 	case -0.5:
 		return x.with(m.b.Rsqrt(x.v))
-	case -1:
-		r := m.b.Rsqrt(x.v)
-		return x.with(m.b.Mul(r, r))
 	}
-	panic(refusal("a power other than 2, 3, 1/2, -1/2 and -1"))
+	if by != math.Trunc(by) || by == 0 || math.Abs(by) > maxPower {
+		panic(refusal(fmt.Sprintf("the power %g: neither ±1/2 nor whole, of 1 to %d", by, maxPower)))
+	}
+	v := x.v
+	for range int(math.Abs(by)) - 1 {
+		v = m.b.Mul(v, x.v)
+	}
+	if by < 0 {
+		return m.reciprocal(x.with(v))
+	}
+	return x.with(v)
 }
+
+// maxPower bounds powers that are written as products.
+const maxPower = 8
 
 // convert changes the element type.
 func convert(m *maker, n *node) *tensor {
@@ -311,9 +351,12 @@ func convert(m *maker, n *node) *tensor {
 	return m.cast(x, to)
 }
 
-// below bounds x from above.
-func below(b *ir.Builder, x *ir.Value, limit float64) *ir.Value {
-	return b.Sub(x, b.Relu(b.Shift(x, -limit)))
+// bounded puts a limit where x is beyond it (lt or gt), and says where. Gradients flow at the
+// limit, as in torch, and infinity is bounded, too.
+func bounded(b *ir.Builder, x *ir.Value, beyond string, limit float64) (v, where *ir.Value) {
+	end := b.Fill(ir.Type{Elem: x.Type.Elem}, limit)
+	where = b.Compare(beyond, x, end)
+	return b.Select(where, end, x), where
 }
 
 // erfTop and erfBottom are the coefficients of a quotient of polynomials in x² that is erf(x)/x to
@@ -330,7 +373,8 @@ const erfLimit = 3.832506856900711
 // gelu is x·Φ(x), with Φ by the error function.
 func gelu(b *ir.Builder, x *ir.Value) *ir.Value {
 	z := b.Scale(x, math.Sqrt2/2)
-	z = b.Neg(below(b, b.Neg(below(b, z, erfLimit)), erfLimit))
+	z, _ = bounded(b, z, "gt", erfLimit)
+	z, low := bounded(b, z, "lt", -erfLimit)
 	square := b.Mul(z, z)
 	poly := func(c []float64) *ir.Value {
 		y := b.Shift(b.Scale(square, c[0]), c[1])
@@ -340,5 +384,6 @@ func gelu(b *ir.Builder, x *ir.Value) *ir.Value {
 		return y
 	}
 	erf := b.Div(b.Mul(z, poly(erfTop)), poly(erfBottom))
+	erf = b.Select(low, b.Fill(ir.Type{Elem: x.Type.Elem}, -1), erf) // a large x shows any difference
 	return b.Mul(x, b.Scale(b.Shift(erf, 1), 0.5))
 }

@@ -151,8 +151,10 @@ func (m *maker) gated(n *node, gate, up *ir.Value) *ir.Value {
 		gate = b.Relu(gate)
 	case "clamped_swiglu":
 		limit := n.float("limit", 0)
-		gate = below(b, gate, limit)
-		up = b.Shift(b.Neg(below(b, b.Neg(below(b, up, limit)), limit)), 1)
+		gate, _ = bounded(b, gate, "gt", limit)
+		up, _ = bounded(b, up, "gt", limit)
+		up, _ = bounded(b, up, "lt", -limit)
+		up = b.Shift(up, 1)
 		gate = b.Mul(gate, b.Sigmoid(b.Scale(gate, n.float("alpha", 1))))
 	default:
 		panic(refusal("experts with activation " + act))

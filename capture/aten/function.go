@@ -69,6 +69,7 @@ type Output struct {
 	Result int // among the results of the graph; -1 for what is no tensor
 	Dims   []int64
 	Type   dtype.DType // as the program has it: the graph has S32 for S64
+	Number *int64      // of what is no tensor but a size, or computed of sizes
 }
 
 // A Part is what became of the calls in one module.
@@ -231,13 +232,20 @@ func (m *maker) inputsOf(f *Function, live map[*pt2.Node]bool, wanted []pt2.Ref)
 func (m *maker) outputs(wanted []pt2.Ref, own int) (*Reading, error) {
 	r := &Reading{}
 	var results []*ir.Value
+	var err error
 	p := m.archive.Program
 	for i, ref := range wanted {
 		if m.env[p.Graph][ref] == nil {
 			if ref != "" && i < own {
 				return nil, diag.New(diag.NotSupported, "the program does not compute %s", ref)
 			}
-			r.Outputs = append(r.Outputs, Output{Result: -1})
+			o := Output{Result: -1}
+			if i < own {
+				if o.Number, err = m.number(p.Outputs[i]); err != nil {
+					return nil, err
+				}
+			}
+			r.Outputs = append(r.Outputs, o)
 			continue
 		}
 		t, err := m.result(ref)
@@ -258,9 +266,21 @@ func (m *maker) outputs(wanted []pt2.Ref, own int) (*Reading, error) {
 		}
 		r.Outputs = append(r.Outputs, o)
 	}
-	var err error
 	r.Graph, err = m.b.Graph(results...)
 	return r, err
+}
+
+// number computes an output that is no tensor; nil for one that every call has the same.
+func (m *maker) number(s pt2.Spec) (*int64, error) {
+	e, ok := s.Arg.(pt2.Expr)
+	if !ok {
+		return nil, nil
+	}
+	n, err := e.Eval(m.symbols)
+	if err != nil {
+		return nil, diag.New(diag.NotSupported, "the program returns the number %v (%v)", e, err)
+	}
+	return &n, nil
 }
 
 // finish describes the parts of the program, and makes repeated layers loops.

@@ -245,3 +245,11 @@ func (m *maker) factored(t *tensor, live []int, key string) *tensor {
 }
 
 func near(a, b float64) bool { return math.Abs(a-b) <= 1e-6*(math.Abs(a)+math.Abs(b))/2 }
+
+// within gives a constant of a type: whole numbers of 64 bits are computed in 32.
+func within(elem dtype.DType, x float64) float64 {
+	if elem.Kind() != dtype.Float && (x < math.MinInt32 || x > math.MaxInt32) {
+		panic(refusal(fmt.Sprintf("the number %g, which 32 bits do not hold", x)))
+	}
+	return x
+}

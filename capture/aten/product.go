@@ -31,6 +31,9 @@ var productRules = map[string]rule{
 	}),
 	"aten.einsum.default": sole(einsum),
 	"aten.embedding.default": sole(func(m *maker, n *node) *tensor {
+		if n.bool("scale_grad_by_freq", false) || n.bool("sparse", false) {
+			panic(refusal("an embedding with scale_grad_by_freq or sparse gradients"))
+		}
 		ids, table := n.value("indices"), m.whole(m.whole(n.value("weight"), 0), 1)
 		if len(ids.axes) > 1 && ids.token {
 			m.dims.wish(table.axes[0].dims[0], ir.Vocab)
@@ -39,7 +42,12 @@ var productRules = map[string]rule{
 		rows, cols := table.axes[0].dims[0], table.axes[1].dims[0]
 		v := m.b.Transpose(table.v, m.name(rows), m.name(cols))
 		axes := append(slices.Clone(ids.axes), table.axes[1])
-		return m.tensor(m.b.Embedding(ids.v, v), ids.hidden, axes...)
+		out := m.b.Embedding(ids.v, v)
+		if skip := n.int("padding_idx", -1); skip >= 0 { // a row that is not trained
+			pad := m.b.Compare("eq", ids.v, m.b.Fill(ir.Type{Elem: ids.v.Type.Elem}, float64(skip)))
+			out = m.b.Select(pad, m.b.StopGradient(out), out)
+		}
+		return m.tensor(out, ids.hidden, axes...)
 	}),
 	"aten.conv2d.default": sole(patches),
 	"aten.sum.dim_IntList": sole(func(m *maker, n *node) *tensor {
@@ -226,9 +234,9 @@ func (m *maker) einsum(a, b, out string, x, y *tensor) *tensor {
 
 // reduced sums over axes, or takes their mean.
 func (m *maker) reduced(n *node, mean bool) *tensor {
-	x := n.value("self")
+	x := n.number("self")
 	if to, ok := n.dtype("dtype"); ok {
-		x = x.with(m.b.Convert(x.v, m.elem(to)))
+		x = m.cast(x, to)
 	}
 	over, factor := []dim{}, 1.0
 	drop := map[int]bool{}

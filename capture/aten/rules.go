@@ -71,6 +71,23 @@ func (n *node) cast(t *tensor) *tensor {
 // value gives a tensor argument whose numbers the graph has.
 func (n *node) value(name string) *tensor { return n.m.real(n.tensor(name)) }
 
+// promoted gives a tensor argument of an operator that computes in the type of its result, as torch
+// promotes whole numbers and masks: to a fraction beside one, and to whole numbers.
+func (n *node) promoted(name string) *tensor {
+	t := n.tensor(name)
+	have, to := t.elem, n.graph.Values[string(n.Outputs[0])].Type
+	if t.v != nil {
+		have = t.v.Type.Elem
+	}
+	if have.Kind() == dtype.Float || n.m.elem(have) == n.m.elem(to) {
+		return t
+	}
+	return n.m.cast(t, to)
+}
+
+// number is promoted with numbers that the graph has.
+func (n *node) number(name string) *tensor { return n.m.real(n.promoted(name)) }
+
 // tensors gives a list of tensors.
 func (n *node) tensors(name string) []*tensor {
 	a, _ := n.Arg(name)

@@ -131,9 +131,9 @@ class Variant:
                       outs=[(memory.block, at) for at in offsets])
         return [view(memory, at, torch.uint8, [size]) for at, size in zip(offsets, self.sizes)]
 
-    def outputs(self, results: Sequence[Tensor]) -> list[Tensor | None]:
+    def outputs(self, results: Sequence[Tensor]) -> list[Tensor | int | None]:
         """Gives what the program returns, in the caller's shapes and types."""
-        return [None if o["result"] < 0 else
+        return [o.get("number") if o["result"] < 0 else
                 results[o["result"]].view(tuple(o["dims"] or ())).to(TYPES[o["type"]])
                 for o in self.said["outputs"] or ()]
 
@@ -271,7 +271,7 @@ class Program:
         values = {n.name: n.meta.get("val") for n in exported.graph.nodes if n.op == "placeholder"}
         self.sizes = [values[n].shape for n in names if isinstance(values.get(n), Tensor)]
 
-    def restored(self, outputs: Sequence[Tensor | None]) -> Any:
+    def restored(self, outputs: Sequence[Tensor | int | None]) -> Any:
         """Puts outputs into the form that the module returns."""
         return pytree.tree_unflatten([value if t is None else t for value, t in zip(self.values, outputs)],
                                      self.tree)
