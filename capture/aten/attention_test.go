@@ -92,7 +92,13 @@ func TestHostileCalls(t *testing.T) {
 		{"aten.relu.default", named("self", x), []int64{2, 2, 0}, "a result of [2 2 3] where"},
 		{"aten.relu.default", named("self", x), []int64{2, 2, -3}, "a result of size -3"},
 		{"aten.einsum.default", named("equation", "iij,ikl->jkl", "tensors", []pt2.Ref{x, x}),
-			[]int64{3, 2, 3}, "einsum"},
+			[]int64{3, 2, 3}, "einsum of a diagonal"},
+		{"aten.einsum.default", named("equation", "ijk,klm->ij", "tensors", []pt2.Ref{x, x}),
+			[]int64{2, 2}, "einsum that sums over an axis of one operand"},
+		{"aten.einsum.default", named("equation", "ij,jk->ik", "tensors", []pt2.Ref{x, x}),
+			[]int64{2, 2}, "einsum ij,jk->ik"},
+		{"aten.slice.Tensor", named("self", x, "dim", int64(1), "start", int64(1), "end", int64(1)),
+			[]int64{2, 0, 3}, "a tensor without elements"},
 	} {
 		w := &writer{g: &pt2.Graph{Inputs: []pt2.Argument{x}, Values: map[string]pt2.Value{
 			"x": {Type: dtype.F32, Dims: []pt2.Expr{{Op: "Integer", Int: 2}, {Op: "Integer", Int: 2},

@@ -75,11 +75,11 @@ func (t *tensor) picked(sizes []int64, place func(at []int64) int64) *tensor {
 
 // real writes known numbers as operations that count.
 func (m *maker) real(t *tensor) *tensor {
+	if slices.ContainsFunc(t.axes, func(a axis) bool { return a.size == 0 }) {
+		panic(refusal("a tensor without elements"))
+	}
 	if t.v != nil {
 		return t
-	}
-	if len(t.known) == 0 {
-		panic(refusal("a tensor without elements"))
 	}
 	return m.written(t, "k")
 }

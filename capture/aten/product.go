@@ -178,7 +178,11 @@ func einsum(m *maker, n *node) *tensor {
 	if !ok || len(parts) != 2 || len(list) != 2 || strings.Contains(equation, ".") {
 		panic(refusal("einsum " + equation))
 	}
-	return m.einsum(parts[0], parts[1], out, m.real(list[0]), m.real(list[1]))
+	x, y := m.real(list[0]), m.real(list[1])
+	if len(x.axes) != len(parts[0]) || len(y.axes) != len(parts[1]) {
+		panic(refusal("einsum " + equation))
+	}
+	return m.einsum(parts[0], parts[1], out, x, y)
 }
 
 // einsum multiplies tensors whose axes are letters, and sums over those that out does not have.
@@ -186,9 +190,20 @@ func (m *maker) einsum(a, b, out string, x, y *tensor) *tensor {
 	if t := m.weighted(a, b, out, x, y); t != nil {
 		return t
 	}
+	for i, c := range b {
+		if letterOf(a, c) < 0 && letterOf(out, c) < 0 {
+			panic(refusal("einsum that sums over an axis of one operand"))
+		}
+		if letterOf(b, c) != i {
+			panic(refusal("einsum of a diagonal"))
+		}
+	}
 	first, second := x, y
 	var over, batch [][2]int
 	for i := range a {
+		if strings.IndexByte(a, a[i]) != i {
+			panic(refusal("einsum of a diagonal"))
+		}
 		j := strings.IndexByte(b, a[i])
 		if j < 0 {
 			if strings.IndexByte(out, a[i]) < 0 {

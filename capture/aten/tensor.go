@@ -290,6 +290,7 @@ func (m *maker) aligned(list ...*tensor) ([]*tensor, []axis) {
 			}
 		}
 	}
+	m.crossed(list, rank)
 	for _, t := range list { // one may have more dimensions of size 1
 		for i, a := range t.axes {
 			if o := &out[i+rank-len(t.axes)]; len(a.dims) > len(o.dims) {
@@ -298,6 +299,25 @@ func (m *maker) aligned(list ...*tensor) ([]*tensor, []axis) {
 		}
 	}
 	return list, out
+}
+
+// crossed renames dimensions that tensors have at different axes of their result, as x[:, None] and
+// x[None] have: they are not one.
+func (m *maker) crossed(list []*tensor, rank int) {
+	place := map[dim]int{}
+	for k := range list {
+		for i, a := range list[k].axes {
+			o := i + rank - len(list[k].axes)
+			for _, d := range a.dims {
+				if at, ok := place[d]; ok && at != o {
+					key := fmt.Sprint("crossed", o, m.dims.all[d].key)
+					list[k] = m.swap(list[k], d, m.fresh(key, m.size(d), d))
+				} else {
+					place[d] = o
+				}
+			}
+		}
+	}
 }
 
 // spread repeats a tensor along the dimensions that it lacks.
