@@ -155,7 +155,7 @@ def _first(runtime: Runtime, variant: Variant, args: tuple[Any, ...], kwargs: di
     values = dict(zip(taps, outputs[len(outputs) - len(taps):]))
     for path, want in seen.items():
         have = values.get(path)
-        if have is None or not want.dtype.is_floating_point or have.numel() != want.numel():
+        if not isinstance(have, torch.Tensor) or not want.dtype.is_floating_point or have.numel() != want.numel():
             continue
         d = _compared(path, have.view(want.shape), want, bound)
         if d.distance > d.bound:

@@ -204,7 +204,7 @@ def test_the_modules_own_names(tmp_path: pathlib.Path) -> None:
     """Mappings may have the names of the module's forward; warnings are of the caller's line."""
     module = Paired(True)
     x = torch.arange(16).view(2, 8)
-    losses = []
+    losses: list[object] = []
     for batch in ((x, x + 1), {"idx": x, "targets": x + 1}):
         trainer = dw.Trainer.from_engine(copy.deepcopy(module), optimizer={"name": "sgd", "lr": 0.1},
                                          dataloader=[batch], precision="f32", run=tmp_path / str(len(losses)))

@@ -134,7 +134,7 @@ class Optimized(unittest.TestCase):
 
     def test_what_is_no_module_on_the_cpu_is_refused(self) -> None:
         with self.assertRaisesRegex(TypeError, "takes a torch.nn.Module, not a function"):
-            dw.optimize(lambda x: x)  # type: ignore[arg-type]
+            dw.optimize(lambda x: x)
         with self.assertRaisesRegex(dw.Error, "weight is on meta"):
             dw.optimize(nn.Linear(2, 2, device="meta"))
 
