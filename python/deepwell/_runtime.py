@@ -158,8 +158,10 @@ class _Call(torch.autograd.Function):
         return tuple(results)
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *slopes: Tensor | None) -> tuple[Any, ...]:
+        if torch.is_grad_enabled():  # once_differentiable would leave the second gradient out in silence
+            raise RuntimeError("create_graph=True: the engine has no gradients of gradients; call the "
+                               "module that was optimized for this part")
         ctx.saved_tensors  # an error of torch's own, if they are gone
         v: Variant = ctx.variant
         raw = v.backward(ctx.call, slopes)

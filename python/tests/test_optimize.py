@@ -132,6 +132,12 @@ class Optimized(unittest.TestCase):
             self.assertTrue(torch.equal(model(**batch())["logits"], before))
         self.assertIsNot(type(other)._deepwell, type(model)._deepwell)
 
+    def test_gradients_of_gradients_are_refused(self) -> None:
+        x = torch.randn(3, 4, requires_grad=True)
+        y = dw.optimize(nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 1)))(x)
+        with self.assertRaisesRegex(RuntimeError, "no gradients of gradients"):
+            torch.autograd.grad(y.sum(), x, create_graph=True)
+
     def test_what_is_no_module_on_the_cpu_is_refused(self) -> None:
         with self.assertRaisesRegex(TypeError, "takes a torch.nn.Module, not a function"):
             dw.optimize(lambda x: x)
