@@ -104,7 +104,6 @@ func each(f func(x float64) float64) func(out *block, in []*block) {
 }
 
 var instructions = map[string]func(out *block, in []*block){
-	"tanh.approx.f32":    each(math.Tanh),
 	"ex2.approx.ftz.f32": each(math.Exp2),
 	"{ .reg .b8 t; cvt.rn.satfinite.e2m1x2.f32 t, $2, $1; mov.b32 $0, {t, t, t, t}; }": packE2M1,
 }
