@@ -30,7 +30,9 @@ func NVFP4(rows, cols int, s Source) (*tt.Kernel, error) {
 	if s.Parts > 1 && cols%128 != 0 { // the padding of one part's scales is the next part's
 		b.Fail("%d parts of %d columns", s.Parts, cols)
 	}
-	launch.Warps *= s.Parts // or registers spill on rtx6000pro
+	if s.matrices() > 1 { // or registers spill on rtx6000pro
+		launch.Warps *= 2
+	}
 	n := len(v) - 6
 	m := nvfp4{t, all, v[n+2:], newGrid(b.Load(v[n])), newGrid(b.Load(v[n+1]))}
 	for i, y := range s.Compute(t, v) {

@@ -40,6 +40,16 @@ func (s Source) args(rows, cols int) (list []tt.Arg) {
 	return list
 }
 
+// matrices counts the operands that have an element for each of the matrix.
+func (s Source) matrices() (n int) {
+	for _, o := range s.Operands {
+		if o.Along == "" {
+			n++
+		}
+	}
+	return n
+}
+
 // Sources are what kernels quantize, one row each.
 func Sources() []Source {
 	x := Operand{Name: "x", Elem: tt.BF16}
