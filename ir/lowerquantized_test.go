@@ -95,8 +95,8 @@ func (h *hand) must(err error) {
 	}
 }
 
-// quantized rounds the rows of a matrix. draw gives the random number of an element by its place in
-// the matrix; nil rounds to the nearest.
+// quantized rounds the rows of a matrix. draw gives the random bits of four elements by the place of
+// the first in the matrix; nil rounds to the nearest.
 func (h *hand) quantized(x []float32, cols int, tile bool, draw func(row, col int) uint32) handful {
 	out, scales := make([]float32, len(x)), make([]byte, len(x)/int(h.format.Block()))
 	if h.format == ir.MXFP8 {
@@ -117,8 +117,8 @@ func (h *hand) quantized(x []float32, cols int, tile bool, draw func(row, col in
 		for i, v := range x {
 			scale := dtype.F32FromE4M3(scales[i/16])
 			v *= min(1/(scale*back), math.MaxFloat32)
-			u := float64(draw(i/cols, i%cols)>>8) * 0x1p-24
-			out[i] = chance(v, u) * scale
+			bits := draw(i/cols, i%cols/4*4) >> []uint32{0, 16, 8, 24}[i%4] & 0xff
+			out[i] = chance(v, float64(bits)/256) * scale
 		}
 	}
 	return handful{out, cols, float64(back)}

@@ -9,6 +9,7 @@ import (
 	"github.com/deepwell/deepwell/ckpt"
 	"github.com/deepwell/deepwell/data"
 	"github.com/deepwell/deepwell/diag"
+	"github.com/deepwell/deepwell/dtype/block"
 	"github.com/deepwell/deepwell/event"
 	"github.com/deepwell/deepwell/model"
 )
@@ -28,6 +29,8 @@ type loopState struct {
 	Guard    guard  `json:"guard"`
 	// Policy is the digest of the recipe's precision policy.
 	Policy string `json:"policy,omitempty"`
+	// Rounding is the version of what stochastic rounding draws; checkpoints before 2 do not say it.
+	Rounding int `json:"rounding,omitempty"`
 	// Precision is the monitor's history, and the GEMMs that fell back to a wider format.
 	Precision json.RawMessage `json:"precision,omitempty"`
 	// Slots is the size of experts' slots that steps begin with, by its place in the plan's list.
@@ -67,7 +70,8 @@ func (t *Trainer) manifest() (ckpt.Meta, error) {
 		return m, err
 	}
 	remembered := loopState{Updates: t.updates, Data: digest(t.opts.Data), Guard: t.guard,
-		Policy: t.policy, Eval: t.evalDigest(), Plan: t.programs.PlanDigest(),
+		Policy: t.policy, Rounding: block.RoundingVersion, Eval: t.evalDigest(),
+		Plan:    t.programs.PlanDigest(),
 		Options: t.programs.OptionsDigest(), Build: t.opts.Build, OwesEval: t.owes}
 	if t.exec.ladder != nil {
 		remembered.Slots = t.exec.ladder.rung

@@ -14,6 +14,8 @@ import (
 
 	"github.com/deepwell/deepwell/ckpt"
 	"github.com/deepwell/deepwell/diag"
+	"github.com/deepwell/deepwell/dtype"
+	"github.com/deepwell/deepwell/dtype/block"
 	"github.com/deepwell/deepwell/engine"
 	"github.com/deepwell/deepwell/event"
 	"github.com/deepwell/deepwell/internal/lists"
@@ -66,7 +68,23 @@ func (t *Trainer) sameRun(c *ckpt.Checkpoint) (*loopState, error) {
 			" run was saved").At("%s", t.folder()).
 			Try("restore it, or give the new run another folder: --set out=NAME")
 	}
+	if err := t.sameRounding(max(old.Rounding, 1)); err != nil {
+		return nil, err
+	}
 	return old, nil
+}
+
+// sameRounding refuses to go on with gradients that are rounded by other random bits than before:
+// the run would not be one that any binary can make again.
+func (t *Trainer) sameRounding(was int) error {
+	chance := lists.Filter(dtype.Formats(), dtype.Format.Stochastic)
+	if was == block.RoundingVersion || !slices.ContainsFunc(chance, t.programs.Policy.Has) {
+		return nil
+	}
+	return diag.New(diag.RecipeChanged, "the run was saved with version %d of stochastic rounding; "+
+		"this binary rounds by version %d", was, block.RoundingVersion).At("%s", t.folder()).
+		Try("go on with the Deepwell that saved it, or begin a new run from its weights in another " +
+			"folder: --set out=NAME")
 }
 
 // labels are keys of config.json that do not change what a model computes.

@@ -16,8 +16,22 @@ func NewKey(seed, step, tensor uint32) Key {
 	return Key{a, mix(a ^ 0x85ebca6b)}
 }
 
-// Round rounds one number of E2M1's range at a place of the whole matrix.
-func (k Key) Round(v float32, row, col uint32) byte { return roll(v, mix(mix(row^k.A)^k.B^col)) }
+// RoundingVersion numbers what stochastic rounding draws. 1: 24 bits hashed for each element. 2: 8
+// bits, of 32 hashed for each four elements, as the conversion of GPUs takes them.
+const RoundingVersion = 2
+
+// Draw gives the random bits of four elements that follow each other in a block, by the place of
+// the first in the whole matrix.
+func (k Key) Draw(row, col uint32) uint32 { return mix(mix(row^k.A) ^ k.B ^ col) }
+
+// Round rounds the i-th of four elements, a number of E2M1's range, by the bits of all four. It
+// does what a GPU does (PTX ISA, cvt.rs.satfinite.e2m1x4.f32, elements in the order 3, 2, 1, 0).
+func Round(v float32, i int, draw uint32) byte { return roll(v, draw>>shifts[i&3]&0xff) }
+
+// shifts say where the 8 bits of each of four elements are. The conversion takes them two by two:
+// the upper pair's are the upper bytes of both halves of the word, the lower pair's the lower ones,
+// and the upper half is for the second of a pair.
+var shifts = [4]uint32{0, 16, 8, 24}
 
 // mix is the finalizer of MurmurHash3: every bit of its argument changes half of the result's.
 func mix(h uint32) uint32 {
@@ -34,8 +48,8 @@ type Window struct {
 }
 
 // Stochastic is NVFP4 with stochastic rounding: an element is rounded up with the probability of
-// its fraction, so that the mean is exact. Window counts rows and columns of the matrix as it is
-// stored; a transposed copy counts its own.
+// its fraction, truncated to 8 bits, so that the mean is exact but for 1/512 of a step on average.
+// Window counts rows and columns of the matrix as it is stored; a transposed copy counts its own.
 func Stochastic[T Number](q, scales []byte, src []T, amax float32, key Key, at Window) error {
 	if err := check("NVFP4", len(src), len(q), len(scales), NVFP4Size, 2); err != nil {
 		return err
@@ -64,30 +78,29 @@ func Stochastic[T Number](q, scales []byte, src []T, amax float32, key Key, at W
 
 // chance writes the elements of a block whose first column is col.
 func chance(q []byte, x *[NVFP4Size]float32, factor float32, line, col uint32) {
-	for i := range q {
-		low := roll(x[2*i]*factor, mix(line^(col+uint32(2*i))))
-		high := roll(x[2*i+1]*factor, mix(line^(col+uint32(2*i+1))))
-		q[i] = low | high<<4
+	for i := 0; i < len(q); i += 2 {
+		draw := mix(line ^ (col + uint32(2*i)))
+		for k := range 2 {
+			at := 2 * (i + k)
+			q[i+k] = Round(x[at]*factor, at, draw) | Round(x[at+1]*factor, at+1, draw)<<4
+		}
 	}
 }
 
-// roll rounds to E2M1 by random bits: v stands on the grid of its binade, whose step is 0.5 below
-// 2, 1 below 4 and 2 from there, and goes up with a chance of what is left over.
+// roll rounds to E2M1 by 8 random bits: v stands on the grid of its binade, whose step is 0.5 below
+// 2, 1 below 4 and 2 from there. The bits are added to the first 8 bits of what is left over, and
+// the sum is truncated: an element goes up with a chance of k/256.
 func roll(v float32, random uint32) byte {
 	if v != v {
 		return dtype.E2M1FromF32(v)
 	}
 	bits := math.Float32bits(v)
 	sign, a := byte(bits>>28)&8, min(math.Float32frombits(bits&signless), 6)
-	u := float32(random>>8) * 0x1p-24
-	var code uint32 // sums are positive, so a conversion is the floor
 	switch {
 	case a < 2:
-		code = uint32(float32(a*2) + u)
+		return sign | byte((uint32(a*512)+random)>>8)
 	case a < 4:
-		code = uint32(a+u) + 2
-	default:
-		code = uint32(float32(a*.5)+u) + 4
+		return sign | byte((uint32(a*256)+random)>>8+2)
 	}
-	return sign | byte(min(code, 7))
+	return sign | byte((uint32(a*128)+random)>>8+4)
 }

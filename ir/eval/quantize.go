@@ -113,21 +113,25 @@ func tiles(codes, scales []byte, src []float32, dims []ir.Dim, along []string, a
 	}
 }
 
-// dither rounds by the places that elements have in the whole, whichever way they are stored.
+// dither rounds by the places that elements have in the whole, whichever way they are stored: four
+// that follow each other in a block share the bits of the first one's place.
 func dither(op *ir.Op, in []*Array, out *Array, from int, x []float32, scales []byte,
 	amax float32) {
 	noise, rows, cols := in[len(in)-3], in[len(in)-2], in[len(in)-1]
 	word := func(i int) uint32 { return uint32(int64(noise.Data[i])) }
 	key := block.NewKey(word(0), word(1), word(2)*64+uint32(op.Attrs.Int("tensor")))
 	_, back := block.Global(amax)
+	var draw uint32
 	walk(out.Type, func(at []int64, i int) {
 		if i < from || i >= from+len(x) {
 			return
 		}
-		row := uint32(int64(pick(rows, out.Type, at)))
-		col := uint32(int64(pick(cols, out.Type, at)))
+		if i%4 == 0 {
+			draw = key.Draw(uint32(int64(pick(rows, out.Type, at))),
+				uint32(int64(pick(cols, out.Type, at))))
+		}
 		factor := min(1/(dtype.F32FromE4M3(scales[(i-from)/16])*back), math.MaxFloat32)
-		out.Data[i] = float64(key.Round(x[i-from]*factor, row, col))
+		out.Data[i] = float64(block.Round(x[i-from]*factor, i%4, draw))
 	})
 }
 

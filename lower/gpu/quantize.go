@@ -167,7 +167,7 @@ func (w writer) powerFactor(scale val) val {
 // code, since E2M1 has no NaN; the block's scale is NaN then.
 func (q quantizer) packElements(x, factor val) val {
 	w := q.w
-	codes := q.encodeE2M1(x, factor, quantized.AllElements)
+	codes := q.encodeE2M1(x, factor, q.RandomBits(x.Type))
 	nan := w.BroadcastTo(w.Compare("NE", factor, factor), codes.Type)
 	codes = w.Select(nan, w.Constant(codes.Type, 7), codes)
 	return w.rowMajor(w.PackPairs(w.Convert(codes, dtype.U8)))
@@ -203,15 +203,14 @@ func (w writer) elementFactor(scale val, g quantized.TensorScale) val {
 	return w.Elementwise("minimum", factor, w.Constant(factor.Type, math.MaxFloat32))
 }
 
-// encodeE2M1 rounds elements to E2M1: all of a value, or one of each block, whose position pick
-// selects for stochastic rounding as well. A NaN is found in its block's factor, since it is the
-// block's maximum.
-func (q quantizer) encodeE2M1(x, factor val, pick func(val) val) val {
+// encodeE2M1 rounds elements to E2M1, by random bits where they are not nil. A NaN is found in its
+// block's factor, since it is the block's maximum.
+func (q quantizer) encodeE2M1(x, factor val, random *val) val {
 	w := q.w
 	bits := w.WideBits(x)
 	v := w.Elementwise("multiply", w.Float(w.WithInt(bits, "and", quantized.MagnitudeBits)),
 		w.BroadcastTo(factor, bits.Type))
-	return w.Elementwise("or", q.E2M1(v, pick), w.SignBits(bits, 28))
+	return w.Elementwise("or", w.E2M1(v, random), w.SignBits(bits, 28))
 }
 
 // Blocks of NVFP4 that are transformed first mostly lie across rows. They are written as words of
@@ -275,9 +274,18 @@ func (q quantizer) dropUnit(v val) val {
 // dimension last.
 func (q quantizer) pack64(x, scale val, g quantized.TensorScale) val {
 	w, factor := q.w, q.w.elementFactor(scale, g)
-	var word val
+	var word, draw val
 	for i, v := range q.hadamard16(x) {
-		code := q.encodeE2M1(v, factor, func(v val) val { return q.blockElement(v, i) })
+		var random *val
+		if q.Op.Attrs.Bool("stochastic") {
+			if i%4 == 0 {
+				draw = q.Draws(func(v val) val { return q.blockElement(v, i) }, ir.Type{Dims: v.Type.Dims})
+			}
+			bits := w.WithInt(draw, "shift_right_logical", uint32(quantized.RandomShifts[i%4]))
+			bits = w.WithInt(bits, "and", 0xff)
+			random = &bits
+		}
+		code := q.encodeE2M1(v, factor, random)
 		if code = w.Convert(code, dtype.U64); i == 0 {
 			word = code
 			continue

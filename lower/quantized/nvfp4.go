@@ -2,6 +2,7 @@ package quantized
 
 import (
 	"math"
+	"slices"
 	"strings"
 
 	"github.com/deepwell/deepwell/dtype"
@@ -71,7 +72,7 @@ func (q *Quantizer) nvfp4(x, tensorTop val) (codes, scales val) {
 	small = w.Float(w.WithInt(small, "subtract", 149<<23)) // times 2^-149
 	v := w.Elementwise("multiply", w.Float(sizes), w.BroadcastTo(factor, sizes.Type))
 	v = w.liftSubnormals(v, sizes, small)
-	code := w.Elementwise("or", q.E2M1(v, AllElements), w.SignBits(bits, 28))
+	code := w.Elementwise("or", w.E2M1(v, q.RandomBits(v.Type)), w.SignBits(bits, 28))
 	code = w.Select(w.BroadcastTo(none, code.Type), w.Constant(code.Type, 7), code)
 	return w.Convert(code, dtype.U8), w.Convert(scale, dtype.U8)
 }
@@ -98,16 +99,25 @@ func (w Writer) wideE4M3(code val) val {
 	return w.Select(w.Compare("EQ", code, w.Constant(code.Type, 0x7f)), nan, v)
 }
 
-// AllElements picks every element of a value, see [Quantizer.E2M1].
-func AllElements(v val) val { return v }
-
-// E2M1 rounds magnitudes v to E2M1 codes, stochastically where the operation asks for it. Where v
-// has one element of each block, pick selects its position from the token and column numbers.
-func (q *Quantizer) E2M1(v val, pick func(val) val) val {
-	if q.Op.Attrs.Bool("stochastic") {
-		return q.stochastic(q.W.Float(q.W.WithInt(q.W.Bitcast(v, dtype.U32), "minimum", E2M1.most)), pick)
+// E2M1 rounds magnitudes v to E2M1 codes: to the nearest, or stochastically by the random bits of
+// each, 0 to 255.
+func (w Writer) E2M1(v val, random *val) val {
+	if random == nil {
+		return w.RoundToNearest(v, E2M1)
 	}
-	return q.W.RoundToNearest(v, E2M1)
+	v = w.Float(w.WithInt(w.Bitcast(v, dtype.U32), "minimum", E2M1.most))
+	two := w.Compare("LT", v, w.Constant(v.Type, 2))
+	four := w.Compare("LT", v, w.Constant(v.Type, 4))
+	by := func(low, middle, high float64, elem dtype.DType) val {
+		t := ir.Type{Elem: elem, Dims: v.Type.Dims}
+		return w.Select(two, w.Constant(t, low),
+			w.Select(four, w.Constant(t, middle), w.Constant(t, high)))
+	}
+	// In 256ths of a step of the grid, of which the bits are added and what is left over dropped.
+	parts := w.Elementwise("multiply", v, by(512, 256, 128, dtype.F32))
+	count := w.Elementwise("add", w.Convert(w.Elementwise("floor", parts), dtype.U32), *random)
+	count = w.WithInt(count, "shift_right_logical", 8)
+	return w.Elementwise("add", count, by(0, 2, 4, dtype.U32))
 }
 
 // PackPairs packs two 4-bit codes of a block into a byte, the first in the lower half.
@@ -120,35 +130,43 @@ func (w Writer) PackPairs(code val) val {
 	return w.Elementwise("or", low, w.WithInt(high, "shift_left", 4))
 }
 
-// stochastic rounds up with the probability that the number is near the code above: it adds a
-// uniform number in [0, 1) steps of the grid, which depends on seed, step, tensor and position and
-// on nothing else, so that sharding does not change it.
-func (q *Quantizer) stochastic(v val, pick func(val) val) val {
-	w := q.W
-	t := ir.Type{Dims: v.Type.Dims}
-	if v.Type.Size(inside) == q.Block {
-		t.Dims = q.Op.In[0].Type.Dims
-	}
-	u := w.Convert(w.WithInt(q.uniformBits(t, pick), "shift_right_logical", 8), dtype.F32)
-	u = w.Elementwise("multiply", w.Reshape(u, v.Type), w.Constant(v.Type, 0x1p-24))
-	two := w.Compare("LT", v, w.Constant(v.Type, 2))
-	four := w.Compare("LT", v, w.Constant(v.Type, 4))
-	by := func(low, middle, high float64, elem dtype.DType) val {
-		t := ir.Type{Elem: elem, Dims: v.Type.Dims}
-		return w.Select(two, w.Constant(t, low),
-			w.Select(four, w.Constant(t, middle), w.Constant(t, high)))
-	}
-	steps := w.Elementwise("multiply", v, by(2, 1, 0.5, dtype.F32))
-	count := w.Convert(w.Elementwise("floor", w.Elementwise("add", steps, u)), dtype.U32)
-	return w.WithInt(w.Elementwise("add", count, by(0, 2, 4, dtype.U32)), "minimum", 7)
-}
-
 // tensors is how many tensors of one layer may be rounded stochastically.
 const tensors = 64
 
-// uniformBits hashes the position (row, column) of elements, or of those that pick selects, with
-// the key of the tensor in this step of this run.
-func (q *Quantizer) uniformBits(t ir.Type, pick func(val) val) val {
+// RandomShifts say where the 8 bits of four elements are in the 32 that they share (see
+// dtype/block).
+var RandomShifts = [4]int64{0, 16, 8, 24}
+
+// RandomBits gives the 8 random bits of every element of blocks of type t, [..., n/16, 16, ...], or
+// nil where rounding is to the nearest.
+func (q *Quantizer) RandomBits(t ir.Type) *val {
+	if !q.Op.Attrs.Bool("stochastic") {
+		return nil
+	}
+	w := q.W
+	dims := q.Op.In[0].Type.Dims
+	at := slices.IndexFunc(dims, func(d ir.Dim) bool { return d.Name == q.BlockDim() })
+	dims = SplitDim(dims, at, 4, "of4")
+	draw := q.Draws(func(v val) val {
+		if v.Type.Index(q.BlockDim()) < 0 {
+			return v
+		}
+		all := SplitDim(v.Type.Dims, v.Type.Index(q.BlockDim()), 4, "of4")
+		first := w.Slice(w.Reshape(v, ir.Type{Dims: all}), "of4", 0, 1)
+		return w.Reshape(first, ir.Type{Dims: ir.Without(all, "of4")})
+	}, ir.Type{Dims: ir.Without(dims, "of4")})
+	all := ir.Type{Elem: dtype.U32, Dims: dims}
+	shift := w.Emit(ir.Type{Elem: dtype.U32, Dims: []ir.Dim{{Name: "of4", Size: 4}}},
+		"stablehlo.constant dense<[%s]> : tensor<4xui32>", stablehlo.List(RandomShifts[:]))
+	bits := w.Elementwise("shift_right_logical", w.BroadcastTo(draw, all), w.BroadcastTo(shift, all))
+	bits = w.Reshape(w.WithInt(bits, "and", 0xff), ir.Type{Dims: t.Dims})
+	return &bits
+}
+
+// Draws hashes the places (row, column) of the first of each four elements, which first selects
+// from the numbers of rows and columns, with the key of the tensor in this step of this run: 32
+// bits which depend on nothing else, so that sharding does not change them.
+func (q *Quantizer) Draws(first func(val) val, t ir.Type) val {
 	w := q.W
 	in := q.Op.In[len(q.Op.In)-3:]
 	noise, rows, cols := w.Use(in[0]), w.Use(in[1]), w.Use(in[2])
@@ -161,11 +179,11 @@ func (q *Quantizer) uniformBits(t ir.Type, pick func(val) val) val {
 	key := w.hashMix(w.Elementwise("xor", word(1), w.hashMix(number)))
 	key = w.hashMix(w.Elementwise("xor", word(0), key))
 	other := w.hashMix(w.WithInt(key, "xor", 0x85ebca6b))
-	row := w.Bitcast(rows, dtype.U32)
+	row := first(w.Bitcast(rows, dtype.U32))
 	row = w.hashMix(w.Elementwise("xor", row, w.BroadcastTo(key, row.Type)))
-	col := w.Bitcast(cols, dtype.U32)
+	col := first(w.Bitcast(cols, dtype.U32))
 	col = w.Elementwise("xor", col, w.BroadcastTo(other, col.Type))
-	return w.hashMix(w.Elementwise("xor", w.BroadcastTo(pick(row), t), w.BroadcastTo(pick(col), t)))
+	return w.hashMix(w.Elementwise("xor", w.BroadcastTo(row, t), w.BroadcastTo(col, t)))
 }
 
 // hashMix is MurmurHash3's finalizer.

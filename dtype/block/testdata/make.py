@@ -107,9 +107,11 @@ def stochastic(x, amax, key, row, col):
     a = np.abs(v)
     rows = (np.arange(x.shape[0], dtype=np.uint32) + np.uint32(row))[:, None]
     cols = (np.arange(x.shape[1], dtype=np.uint32) + np.uint32(col))[None]
-    u = (mix(mix(rows ^ key[0]) ^ cols ^ key[1]) >> 8).astype(np.float32) * np.float32(2**-24)
+    four = mix(mix(rows ^ key[0]) ^ cols[:, ::4] ^ key[1]).repeat(4, 1)
+    shift = np.tile(np.array([0, 16, 8, 24], np.uint32), x.shape[1] // 4)[None]
+    u = (four >> shift & np.uint32(255)) / 256.0
     step = np.where(a < 2, np.float32(0.5), np.where(a < 4, np.float32(1), np.float32(2)))
-    got = np.minimum(np.floor((a / step).astype(np.float32) + u) * step, 6)
+    got = np.minimum(np.floor((a / step).astype(np.float64) + u) * step, 6)
     code = np.searchsorted(np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6]), got).astype(np.uint8)
     code |= np.where(np.signbit(v), 8, 0).astype(np.uint8)
     return code[:, 0::2] | code[:, 1::2] << 4, scales
