@@ -29,21 +29,44 @@ func TestMain(m *testing.M) {
 	if len(os.Args) == 2 && os.Args[1] == Verb {
 		os.Exit(Main(openCPU))
 	}
+	if len(os.Args) == 3 && os.Args[1] == Verb && os.Args[2] == GPU {
+		os.Exit(Main(openGPU))
+	}
 	os.Exit(m.Run())
+}
+
+func openGPU(ctx context.Context) (*engine.Engine, error) {
+	return engine.Open(ctx, "cuda13", engine.Options{OnDemand: true})
 }
 
 func openCPU(ctx context.Context) (*engine.Engine, error) {
 	return engine.Open(ctx, "cpu", engine.Options{Cache: enginetest.Cache()})
 }
 
-// A caller is the other end of a child's socket.
+// A caller is the other end of a child's socket, which exchange sends a message over.
 type caller struct {
-	t      *testing.T
+	t        *testing.T
+	n        int64
+	exchange func(body []byte, fds ...int) []byte
+	// block makes memory that both have.
+	block func(n, size int64) region
+
 	fd     int
-	n      int64
 	blocks blocks
 	cmd    *exec.Cmd
 }
+
+// A region is memory that a child computes with.
+type region interface {
+	write(at int64, data []byte)
+	read(at, size int64) []byte
+}
+
+type mapped []byte
+
+func (m mapped) write(at int64, data []byte) { copy(m[at:], data) }
+
+func (m mapped) read(at, size int64) []byte { return m[at : at+size] }
 
 func start(t *testing.T) *caller {
 	t.Helper()
@@ -54,6 +77,7 @@ func start(t *testing.T) *caller {
 	theirs := os.NewFile(uintptr(pair[1]), "socket")
 	defer func() { _ = theirs.Close() }()
 	c := &caller{t: t, fd: pair[0], blocks: blocks{}, cmd: exec.Command("/proc/self/exe", Verb)}
+	c.exchange, c.block = c.send, c.share
 	c.cmd.Stdin, c.cmd.Stderr = theirs, os.Stderr
 	if err := c.cmd.Start(); err != nil {
 		t.Fatal(err)
@@ -71,6 +95,19 @@ func (c *caller) ask(r map[string]any, fds ...int) (*answer, *diag.Error) {
 	if err != nil {
 		c.t.Fatal(err)
 	}
+	a := &answer{}
+	if err := json.Unmarshal(c.exchange(body, fds...), a); err != nil {
+		c.t.Fatal(err)
+	}
+	if a.N != c.n {
+		c.t.Fatalf("request %d has the answer of %d", c.n, a.N)
+	}
+	return a, a.Error
+}
+
+// send is exchange over the socket.
+func (c *caller) send(body []byte, fds ...int) []byte {
+	c.t.Helper()
 	body = append(binary.LittleEndian.AppendUint32(nil, uint32(len(body))), body...)
 	var rights []byte
 	if len(fds) > 0 {
@@ -89,14 +126,7 @@ func (c *caller) ask(r map[string]any, fds ...int) (*answer, *diag.Error) {
 	if _, err := io.ReadFull(file, data); err != nil {
 		c.t.Fatal(err)
 	}
-	a := &answer{}
-	if err := json.Unmarshal(data, a); err != nil {
-		c.t.Fatal(err)
-	}
-	if a.N != c.n {
-		c.t.Fatalf("request %d has the answer of %d", c.n, a.N)
-	}
-	return a, a.Error
+	return data
 }
 
 func dup(t *testing.T, fd int) int {
@@ -117,8 +147,8 @@ func (c *caller) must(r map[string]any, fds ...int) *answer {
 	return a
 }
 
-// block makes shared memory that both have mapped.
-func (c *caller) block(n, size int64) []byte {
+// share is block by memory that both have mapped.
+func (c *caller) share(n, size int64) region {
 	c.t.Helper()
 	fd, err := unix.MemfdCreate("test", unix.MFD_CLOEXEC)
 	if err == nil {
@@ -131,7 +161,7 @@ func (c *caller) block(n, size int64) []byte {
 	if err != nil {
 		c.t.Fatal(err)
 	}
-	return c.blocks[n]
+	return mapped(c.blocks[n].data)
 }
 
 func unpack(t *testing.T, name string) []byte {
@@ -160,96 +190,151 @@ func TestChildAgreesWithPyTorch(t *testing.T) {
 	}
 }
 
+// A model is a captured program in a child, and its memory there: block 1 has the parameters, 2 the
+// inputs, 3 the outputs, 4 the gradients.
+type modelled struct {
+	*caller
+	program                     int64
+	d                           *described
+	want                        *safetensors.Set
+	params, inputs, outs, grads region
+	places                      map[string]place
+	where, seeds, room          []place
+	loss                        int
+}
+
 func agree(t *testing.T, name string) {
-	path := filepath.Join(t.TempDir(), "m.pt2")
-	if err := os.WriteFile(path, unpack(t, name+".pt2.gz"), 0o600); err != nil {
-		t.Fatal(err)
+	start(t).model(name).agree()
+}
+
+// wide is how far apart tensors begin, in bytes.
+func wide(bytes int64) int64 { return (bytes + gpuAlignment - 1) / gpuAlignment * gpuAlignment }
+
+// model opens and compiles a program, and puts parameters, inputs and seeds where it reads them.
+func (c *caller) model(name string) *modelled {
+	c.t.Helper()
+	path := filepath.Join(c.t.TempDir(), "m.pt2")
+	if err := os.WriteFile(path, unpack(c.t, name+".pt2.gz"), 0o600); err != nil {
+		c.t.Fatal(err)
 	}
-	want, err := safetensors.Parse(name, unpack(t, name+".safetensors.gz"))
+	want, err := safetensors.Parse(name, unpack(c.t, name+".safetensors.gz"))
 	if err != nil {
-		t.Fatal(err)
+		c.t.Fatal(err)
 	}
-	c := start(t)
-	program := c.must(map[string]any{"do": "open", "path": path}).Program
-	d := c.must(map[string]any{"do": "compile", "program": program, "wish": wish{Grad: true,
+	m := &modelled{caller: c, want: want, places: map[string]place{}, loss: -1}
+	m.program = c.must(map[string]any{"do": "open", "path": path}).Program
+	m.d = c.must(map[string]any{"do": "compile", "program": m.program, "wish": wish{Grad: true,
 		Sizes: [][]int64{{2, 6}, {2, 6}}}}).Compiled
-	// Parameters as the archive has them, then inputs, outputs and gradients, each in one block.
-	params, places := c.block(1, 1<<20), map[string]place{}
-	s := reader(t, path)
+	m.params = c.block(1, 1<<20)
+	s := reader(c.t, path)
 	at := int64(0)
-	for _, p := range d.Params {
+	for _, p := range m.d.Params {
 		each := p.Bytes / int64(len(p.Tensors))
 		for i, tensor := range p.Tensors {
-			places[tensor] = place{1, at + int64(i)*each}
-			copy(params[at+int64(i)*each:], s(tensor))
+			m.places[tensor] = place{1, at + int64(i)*each}
+			m.params.write(at+int64(i)*each, s(tensor))
 		}
-		at += (p.Bytes + alignment - 1) / alignment * alignment
+		at += wide(p.Bytes)
 	}
-	c.must(map[string]any{"do": "bind", "program": program, "places": places})
-	inputs, outs, grads := c.block(2, 4096), c.block(3, 1<<16), c.block(4, 1<<20)
+	c.must(map[string]any{"do": "bind", "program": m.program, "places": m.places})
+	m.inputs, m.outs, m.grads = c.block(2, 4096), c.block(3, 1<<16), c.block(4, 1<<20)
 	for i, input := range []string{"input_ids", "labels"} {
-		for k, x := range floats(t, want, input) {
-			binary.LittleEndian.PutUint32(inputs[i*1024+4*k:], uint32(int32(x)))
+		var data []byte
+		for _, x := range floats(c.t, want, input) {
+			data = binary.LittleEndian.AppendUint32(data, uint32(int32(x)))
+		}
+		m.inputs.write(int64(i)*1024, data)
+	}
+	m.inputs.write(2048, binary.LittleEndian.AppendUint32(nil, math.Float32bits(1)))
+	for i, r := range m.d.Results {
+		m.where, m.seeds = append(m.where, place{3, int64(i) << 15}), append(m.seeds, place{-1, 0})
+		if len(r.Dims) == 0 {
+			m.loss, m.seeds[i] = i, place{2, 2048}
 		}
 	}
-	var where []place
-	loss := -1
-	for i, r := range d.Results {
-		if where = append(where, place{3, int64(i) << 15}); len(r.Dims) == 0 {
-			loss = i
-		}
+	at = 0
+	for _, g := range m.d.Grads {
+		m.room = append(m.room, place{4, at})
+		at += wide(g.Bytes)
 	}
-	forward := func() int64 {
-		c.must(map[string]any{"do": "forward", "variant": d.Variant, "outs": where,
-			"args": []place{{2, 0}, {2, 1024}}})
-		return c.n
-	}
-	first := forward()
-	single := func(b []byte) float64 {
-		return float64(math.Float32frombits(binary.LittleEndian.Uint32(b)))
-	}
-	have, eager := single(outs[int64(loss)<<15:]), floats(t, want, "loss")[0]
-	if math.Abs(have-eager) > 1e-5*eager {
+	return m
+}
+
+// forward gives the number of a call, and its loss.
+func (m *modelled) forward() (call int64, loss float64) {
+	m.t.Helper()
+	m.must(map[string]any{"do": "forward", "variant": m.d.Variant, "outs": m.where,
+		"args": []place{{2, 0}, {2, 1024}}})
+	bits := binary.LittleEndian.Uint32(m.outs.read(int64(m.loss)<<15, 4))
+	return m.n, float64(math.Float32frombits(bits))
+}
+
+func (m *modelled) backward(call int64) (*answer, *diag.Error) {
+	m.t.Helper()
+	return m.ask(map[string]any{"do": "backward", "call": call, "seeds": m.seeds, "outs": m.room})
+}
+
+func (m *modelled) agree() {
+	t := m.t
+	t.Helper()
+	first, have := m.forward()
+	if eager := floats(t, m.want, "loss")[0]; math.Abs(have-eager) > 1e-5*eager {
 		t.Errorf("the loss is %v, and PyTorch's %v", have, eager)
 	}
-	binary.LittleEndian.PutUint32(inputs[2048:], math.Float32bits(1))
-	seeds := []place{}
-	for i := range d.Results {
-		seeds = append(seeds, place{-1, 0})
-		if i == loss {
-			seeds[i] = place{2, 2048}
-		}
-	}
-	var room []place
-	at = 0
-	for _, g := range d.Grads {
-		room = append(room, place{4, at})
-		at += (g.Bytes + alignment - 1) / alignment * alignment
-	}
 	for range 2 {
-		clear(grads)
-		c.must(map[string]any{"do": "backward", "call": first, "seeds": seeds, "outs": room})
-		for i, g := range d.Grads {
-			each := int(g.Bytes) / len(g.Tensors)
+		m.grads.write(0, make([]byte, 1<<20))
+		if _, err := m.backward(first); err != nil {
+			t.Fatal(err.Format())
+		}
+		for i, g := range m.d.Grads {
+			each := g.Bytes / int64(len(g.Tensors))
 			for k, tensor := range g.Tensors {
-				compare(t, tensor, grads[int(room[i][1])+k*each:], floats(t, want, "grad."+tensor))
+				compare(t, tensor, m.grads.read(m.room[i][1]+int64(k)*each, each),
+					floats(t, m.want, "grad."+tensor))
 			}
 		}
 	}
-	clear(params) // every logit is the same
-	second := forward()
-	if have := single(outs[int64(loss)<<15:]); math.Abs(have-math.Log(40)) > 1e-5 {
+	// Parameters that do not follow each other are put together.
+	scattered, places, at := m.block(6, 1<<20), map[string]place{}, int64(0)
+	for _, p := range m.d.Params {
+		each := p.Bytes / int64(len(p.Tensors))
+		for _, tensor := range p.Tensors {
+			scattered.write(at, m.params.read(m.places[tensor][1], each))
+			places[tensor] = place{6, at}
+			at += wide(each) + gpuAlignment/2 // of which the host's can be read there
+		}
+	}
+	m.must(map[string]any{"do": "bind", "program": m.program, "places": places})
+	if _, again := m.forward(); math.Abs(again-have) > 1e-6 {
+		t.Errorf("with parameters apart from each other the loss is %v, not %v", again, have)
+	}
+	m.must(map[string]any{"do": "bind", "program": m.program, "places": m.places, "free": []int64{m.n},
+		"unmap": []int64{6}})
+	m.params.write(0, make([]byte, 1<<20)) // every logit is the same
+	second, have := m.forward()
+	if math.Abs(have-math.Log(40)) > 1e-5 {
 		t.Errorf("with parameters of 0 the loss is %v", have)
 	}
-	a := c.must(map[string]any{"do": "hello", "free": []int64{first, second}})
+	a := m.must(map[string]any{"do": "hello", "free": []int64{first, second}})
 	if a.Live != 0 {
 		t.Errorf("%d calls are kept", a.Live)
 	}
-	_, gone := c.ask(map[string]any{"do": "backward", "call": first, "seeds": seeds, "outs": room})
-	if gone == nil || gone.Code != diag.BufferGone {
+	if _, gone := m.backward(first); gone == nil || gone.Code != diag.BufferGone {
 		t.Errorf("the gradient of a freed call: %v", gone)
 	}
-	c.must(map[string]any{"do": "close", "program": program})
+	// A call whose inputs are unmapped is over, and a parameter that is unmapped is missed by name.
+	third, _ := m.forward()
+	m.must(map[string]any{"do": "hello", "unmap": []int64{1, 2}})
+	if _, gone := m.backward(third); gone == nil || gone.Code != diag.BufferGone {
+		t.Errorf("the gradient of a call whose inputs are gone: %v", gone)
+	}
+	m.block(5, 4096)
+	_, gone := m.ask(map[string]any{"do": "forward", "variant": m.d.Variant, "outs": m.where,
+		"args": []place{{5, 0}, {5, 1024}}})
+	if gone == nil || !strings.Contains(gone.Format(), "has not said where") {
+		t.Errorf("a call without its parameters: %v", gone)
+	}
+	m.must(map[string]any{"do": "close", "program": m.program})
 }
 
 // compare compares a gradient by its norm, or a thousandth of 1 where it is nearly 0.

@@ -35,9 +35,25 @@ func (o *opened) unbind() {
 	o.arrays = map[string]*engine.Array{}
 }
 
+// unmapped gives up what was in a block. Where a parameter was it is no more, whose name is then an
+// error, and the rest is lent again.
+func (o *opened) unmapped(block int64) {
+	there := false
+	for name, p := range o.places {
+		if p[0] == block {
+			there = true
+			delete(o.places, name)
+		}
+	}
+	if there {
+		o.unbind()
+	}
+}
+
 // A pending call has what its backward pass reads.
 type pending struct {
 	v      *variant
+	blocks map[int64]bool           // that its arguments are in
 	values map[string]*engine.Array // by the names that graphs have for them
 }
 
@@ -50,7 +66,7 @@ func (p *pending) free() {
 // forward runs a variant: args are the places of the caller's tensors (one that is not used is
 // ignored), outs the results' places. What it returns is nil for a variant without gradients.
 func (s *server) forward(ctx context.Context, v *variant, args, outs []place) (*pending, error) {
-	p := &pending{v: v, values: map[string]*engine.Array{}}
+	p := &pending{v: v, values: map[string]*engine.Array{}, blocks: map[int64]bool{}}
 	m := v.forward.Module()
 	for k, a := range m.Args {
 		i, ok := v.forward.inputs[k]
@@ -67,7 +83,7 @@ func (s *server) forward(ctx context.Context, v *variant, args, outs []place) (*
 			p.free()
 			return nil, err
 		}
-		p.values[a.Name] = x
+		p.values[a.Name], p.blocks[args[i][0]] = x, true
 	}
 	kept, err := s.run(ctx, v, v.forward, p.values, outs)
 	if err != nil || v.grad == nil {
@@ -133,7 +149,7 @@ func (s *server) run(ctx context.Context, v *variant, p *pass, values map[string
 			}
 		default:
 			var own bool
-			if args[i], own, err = s.param(v, m, a); own {
+			if args[i], own, err = s.param(ctx, v, m, a); own {
 				defer args[i].Free()
 			}
 		}
@@ -157,10 +173,7 @@ func (s *server) run(ctx context.Context, v *variant, p *pass, values map[string
 		if err != nil {
 			break
 		}
-		var dst []byte
-		if dst, err = s.blocks.bytes(outs[i], bytesOf(m.Results[at])); err == nil {
-			err = list[at].ReadInto(ctx, 0, dst)
-		}
+		err = s.store(ctx, list[at], bytesOf(m.Results[at]), outs[i])
 	}
 	var kept []*engine.Array
 	for i, a := range list {
@@ -175,20 +188,10 @@ func (s *server) run(ctx context.Context, v *variant, p *pass, values map[string
 
 func bytesOf(a program.Array) int64 { return a.Global.Type.Bytes(a.Global.Elements()) }
 
-// lend makes an array of shared memory.
-func (s *server) lend(m *program.Module, a program.Array, at place, how engine.Source) (
-	*engine.Array, error) {
-	data, err := s.blocks.bytes(at, bytesOf(a))
-	if err != nil {
-		return nil, err
-	}
-	return s.engine.Place(m, a, how, func(int) ([]byte, error) { return data, nil })
-}
-
 // param gives a parameter: where it is, if its tensors follow each other there, else a copy, which
 // the caller frees.
-func (s *server) param(v *variant, m *program.Module, a program.Array) (*engine.Array, bool,
-	error) {
+func (s *server) param(ctx context.Context, v *variant, m *program.Module, a program.Array) (
+	*engine.Array, bool, error) {
 	if x := v.owner.arrays[a.Name]; x != nil && x.Local().Equal(a.Global) {
 		return x, false, nil
 	}
@@ -198,19 +201,18 @@ func (s *server) param(v *variant, m *program.Module, a program.Array) (*engine.
 	}
 	names := v.params[at].Tensors()
 	size := bytesOf(a) / int64(len(names))
-	var parts [][]byte
+	var parts []place
 	dense := true
 	for i, name := range names {
 		p, ok := v.owner.places[name]
-		if !ok || int64(len(s.blocks[p[0]])) < p[1]+size || p[1] < 0 {
+		if !ok || !s.blocks.has(p, size) {
 			return nil, false, diag.New(diag.BadInput, "the caller has not said where %s is", name)
 		}
-		first := v.owner.places[names[0]]
-		dense = dense && p == place{first[0], first[1] + int64(i)*size}
-		parts = append(parts, s.blocks[p[0]][p[1]:p[1]+size])
+		parts = append(parts, p)
+		dense = dense && p == place{parts[0][0], parts[0][1] + int64(i)*size}
 	}
-	if first := v.owner.places[names[0]]; dense && first[1]%alignment == 0 {
-		x, err := s.lend(m, a, first, engine.Lent)
+	if unit := s.unit(parts[0]); dense && parts[0][1]%unit == 0 {
+		x, err := s.lend(m, a, parts[0], engine.Lent)
 		if err == nil {
 			if old := v.owner.arrays[a.Name]; old != nil { // of another shape
 				old.Free()
@@ -219,8 +221,6 @@ func (s *server) param(v *variant, m *program.Module, a program.Array) (*engine.
 		}
 		return x, false, err
 	}
-	x, err := s.engine.Place(m, a, engine.Copied, func(int) ([]byte, error) {
-		return slices.Concat(parts...), nil
-	})
+	x, err := s.gather(ctx, m, a, parts)
 	return x, err == nil, err
 }

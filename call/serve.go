@@ -17,8 +17,12 @@ import (
 	"github.com/deepwell/deepwell/engine"
 )
 
-// Verb is the one argument of a child. It stands in no help: people have nothing to say to it.
-const Verb = "__call"
+// Verb is the first argument of a child. It stands in no help: people have nothing to say to it.
+// GPU is the second argument of one that runs on a GPU; others run on the CPU.
+const (
+	Verb = "__call"
+	GPU  = "gpu"
+)
 
 // socket is the descriptor of the child's end: its standard input.
 const socket = 0
@@ -37,6 +41,7 @@ type request struct {
 	Unmap []int64 `json:"unmap"` // blocks
 
 	Block, Size int64            // map
+	Handle      []byte           // map: of a GPU's memory, instead of a descriptor
 	Path        string           // open
 	Program     int64            // compile, bind, close
 	Places      map[string]place // bind
@@ -130,12 +135,11 @@ func (s *server) read(to chan<- *request) {
 			os.Exit(0)
 		}
 		body := make([]byte, size)
-		r := &request{}
+		r := &request{fd: -1}
 		if err := s.receive(body); err != nil || json.Unmarshal(body, r) != nil {
 			os.Exit(int(diag.Failed))
 		}
-		if r.Do == "map" { // before the next message brings another descriptor
-			r.fd = -1
+		if r.Do == "map" && len(r.Handle) == 0 { // before the next message brings another descriptor
 			if len(s.fds) > 0 {
 				r.fd, s.fds = s.fds[0], s.fds[1:]
 			}
@@ -208,12 +212,14 @@ func (s *server) answer(ctx context.Context, r *request) (*answer, error) {
 			delete(s.calls, n)
 		}
 	}
-	s.blocks.drop(r.Unmap)
+	if err := s.unmap(r.Unmap); err != nil {
+		return nil, err
+	}
 	switch r.Do {
 	case "hello":
 		return &answer{Version: version}, nil
 	case "map":
-		return &answer{}, s.blocks.add(r.Block, r.fd, r.Size)
+		return &answer{}, s.mapBlock(r)
 	case "open":
 		return s.open(r)
 	case "forward":

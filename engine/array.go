@@ -3,6 +3,7 @@ package engine
 import (
 	"context"
 	"slices"
+	"sync"
 
 	"github.com/deepwell/deepwell/diag"
 	"github.com/deepwell/deepwell/dtype"
@@ -236,6 +237,166 @@ func (e *Engine) Copy(a *Array, to program.Devices) (*Array, error) {
 		c.parts = append(c.parts, b)
 	}
 	return c, nil
+}
+
+// imports are the allocations of other processes that are open, by where this process has them.
+type imports struct {
+	mu   sync.Mutex
+	open map[uintptr]*imported
+}
+
+type imported struct {
+	device int
+	shared *pjrt.Shared
+	times  int            // that it was imported
+	views  []*pjrt.Buffer // that may be live
+	held   sync.WaitGroup // views that the plugin has not given back
+}
+
+// Import opens memory of a GPU of this process that another process owns, by its CUDA IPC handle
+// of 64 bytes. It gives the address and the size in bytes of the whole allocation, which its owner
+// must keep until Release has returned. Memory that is open already is at the same address.
+func (e *Engine) Import(device int, handle []byte) (at uintptr, size int64, err error) {
+	if e.platform != "cuda" {
+		return 0, 0, diag.New(diag.NotSupported, "engine %s has no GPUs whose memory it could import",
+			e.name)
+	}
+	d, err := e.device(device)
+	if err != nil {
+		return 0, 0, err
+	}
+	shared, err := pjrt.OpenShared(d, handle)
+	if err != nil {
+		return 0, 0, err
+	}
+	e.imports.mu.Lock()
+	defer e.imports.mu.Unlock()
+	p := e.imports.open[shared.Address]
+	if p == nil {
+		p = &imported{device: device, shared: shared}
+		if e.imports.open == nil {
+			e.imports.open = map[uintptr]*imported{}
+		}
+		e.imports.open[shared.Address] = p
+	}
+	p.times++
+	return shared.Address, shared.Size, nil
+}
+
+// Release ends one Import; after the last one the memory is its owner's alone. Until then all
+// arrays in it must be freed or donated, also results that took the memory of a donated one; for
+// the latter Release waits.
+func (e *Engine) Release(at uintptr) error {
+	e.imports.mu.Lock()
+	defer e.imports.mu.Unlock()
+	p := e.imports.open[at]
+	if p == nil {
+		return diag.New(diag.BadInput, "no memory was imported at %#x", at)
+	}
+	if p.times == 1 {
+		if slices.ContainsFunc(p.views, (*pjrt.Buffer).Live) {
+			return diag.New(diag.BadInput, "imported memory of device %d has arrays in it", p.device).
+				Try("free them before the memory")
+		}
+		p.held.Wait()
+		delete(e.imports.open, at)
+	}
+	p.times--
+	return p.shared.Close()
+}
+
+// find gives the allocation that has some bytes; the lock is held.
+func (i *imports) find(at uintptr, bytes int64) (*imported, error) {
+	for start, p := range i.open {
+		if at >= start && int64(at-start) <= p.shared.Size-bytes && bytes >= 0 {
+			return p, nil
+		}
+	}
+	return nil, diag.New(diag.BadInput, "no memory of %d bytes was imported at %#x", bytes, at)
+}
+
+// View makes an array of imported memory, without a copy, for a module on the one device that has
+// it. What the owner has queued to write there must be done. If the array is donated, the result
+// is written there; else the engine only reads.
+func (e *Engine) View(m *program.Module, spec program.Array, at uintptr) (*Array, error) {
+	local, err := m.Local(spec)
+	if err != nil {
+		return nil, err
+	}
+	if local.Bytes() == 0 {
+		return e.Place(m, spec, Copied, func(int) ([]byte, error) { return nil, nil })
+	}
+	e.imports.mu.Lock()
+	defer e.imports.mu.Unlock()
+	p, err := e.imports.find(at, local.Bytes())
+	if err != nil {
+		return nil, diag.From(err).At("array %s", spec.Name)
+	}
+	if len(m.Devices) != 1 || m.Devices[0] != p.device {
+		return nil, diag.New(diag.DeviceMismatch, "array %s is in memory of device %d, and module %s"+
+			" runs on %v", spec.Name, p.device, m.Name, m.Devices)
+	}
+	d, err := e.device(p.device)
+	if err != nil {
+		return nil, err
+	}
+	p.held.Add(1)
+	b, err := e.client.View(at, local, d, p.held.Done)
+	if err != nil {
+		return nil, diag.From(err).At("array %s, device %d", spec.Name, p.device)
+	}
+	p.views = append(slices.DeleteFunc(p.views, func(b *pjrt.Buffer) bool { return !b.Live() }), b)
+	return &Array{spec: spec, local: local, parts: []*pjrt.Buffer{b}}, nil
+}
+
+// Export waits for an array and copies it to imported memory of its device.
+func (e *Engine) Export(ctx context.Context, a *Array, at uintptr) error {
+	return e.copyImported(ctx, a, at, a.local.Bytes(), func(array, memory uintptr) (to, from uintptr) {
+		return memory, array
+	})
+}
+
+// Overwrite copies bytes of imported memory over an array of its device, from an offset on.
+func (e *Engine) Overwrite(ctx context.Context, a *Array, offset int64, at uintptr,
+	bytes int64) error {
+	if offset < 0 || offset > a.local.Bytes()-bytes {
+		return diag.New(diag.BufferMismatch, "array %s has no %d bytes at %d", a.spec.Name, bytes, offset)
+	}
+	return e.copyImported(ctx, a, at, bytes, func(array, memory uintptr) (to, from uintptr) {
+		return array + uintptr(offset), memory
+	})
+}
+
+// copyImported copies between an array and imported memory, as way says.
+func (e *Engine) copyImported(ctx context.Context, a *Array, at uintptr, bytes int64,
+	way func(array, memory uintptr) (to, from uintptr)) error {
+	if bytes == 0 {
+		return nil
+	}
+	e.imports.mu.Lock()
+	defer e.imports.mu.Unlock()
+	p, err := e.imports.find(at, bytes)
+	if err != nil {
+		return err
+	}
+	array, err := a.address(ctx, p.device)
+	if err != nil {
+		return err
+	}
+	to, from := way(array, at)
+	return p.shared.Copy(to, from, bytes)
+}
+
+// address is where the one shard is, on a device, when it is computed.
+func (a *Array) address(ctx context.Context, device int) (uintptr, error) {
+	if len(a.parts) != 1 || a.parts[0].Device().ID != device {
+		return 0, diag.New(diag.DeviceMismatch, "array %s is not on device %d alone", a.spec.Name,
+			device)
+	}
+	if err := a.Await(ctx); err != nil {
+		return 0, err
+	}
+	return a.parts[0].Address()
 }
 
 // Aligned allocates n bytes that start at a multiple of 64, the alignment that XLA:CPU needs to use

@@ -46,6 +46,9 @@ type Options struct {
 	// MemoryFraction is the fraction of a GPU's memory that the engine allocates; 0 leaves it to XLA,
 	// which takes three quarters.
 	MemoryFraction float32
+	// OnDemand makes the engine allocate a GPU's memory as it needs it, and not all of its fraction at
+	// once: another process works there, too.
+	OnDemand bool
 	// WithoutCuDNN makes a [Compiler] skip cuDNN's plans: cuDNN calls are compiled as names only,
 	// and reported memory lacks their workspace.
 	WithoutCuDNN bool
@@ -83,6 +86,7 @@ type Engine struct {
 	ahead    bool
 	store    Store // of the processes that share the client; nil for one
 	shipped  atomic.Int64
+	imports  imports
 	environ  *environ.Set
 	events   event.Sink
 }
@@ -225,6 +229,9 @@ func (e *Engine) clientOptions(o Options) []pjrt.Option {
 	}
 	if o.MemoryFraction > 0 {
 		list = append(list, pjrt.Option{Name: "memory_fraction", Value: o.MemoryFraction})
+	}
+	if o.OnDemand {
+		list = append(list, pjrt.Option{Name: "preallocate", Value: false})
 	}
 	return list
 }

@@ -1,11 +1,14 @@
 package engine_test
 
 import (
+	"errors"
 	"testing"
 
 	"github.com/deepwell/deepwell/diag"
+	"github.com/deepwell/deepwell/dtype"
 	"github.com/deepwell/deepwell/engine"
 	"github.com/deepwell/deepwell/event"
+	"github.com/deepwell/deepwell/program"
 )
 
 // compiledEvents counts programs that were compiled and that were not.
@@ -61,5 +64,21 @@ func TestVariantsShareTheirPrograms(t *testing.T) {
 	}
 	if count.fresh != 2 || count.cached != 1 {
 		t.Errorf("%d were compiled, %d shared", count.fresh, count.cached)
+	}
+}
+
+// Only GPUs have memory that can be imported.
+func TestHostMemoryIsNotImported(t *testing.T) {
+	e := cpu(t, func(*engine.Options) {})
+	if _, _, err := e.Import(0, make([]byte, 64)); !errors.Is(err, diag.NotSupported) {
+		t.Errorf("imported: %v", err)
+	}
+	if err := e.Release(64); !errors.Is(err, diag.BadInput) {
+		t.Errorf("released: %v", err)
+	}
+	m := &program.Module{Name: "view", Devices: program.Range(0, 1)}
+	x := program.Array{Name: "x", Global: dtype.Shape{Type: dtype.F32, Dims: []int64{2}}}
+	if _, err := e.View(m, x, 64); !errors.Is(err, diag.BadInput) {
+		t.Errorf("a view: %v", err)
 	}
 }

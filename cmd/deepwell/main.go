@@ -22,6 +22,9 @@ func main() {
 		_ = malloc.Exec() // as for train
 		os.Exit(passes.Main(openCPU))
 	}
+	if len(os.Args) == 3 && os.Args[1] == passes.Verb && os.Args[2] == passes.GPU {
+		os.Exit(passes.Main(openGPU))
+	}
 	endWithParent()
 	if len(os.Args) > 1 && os.Args[1] == "train" {
 		// Memory that stays made steps 1.4 to 1.6 times as fast (docs/decisions/0014-cpu-lowering.md);
@@ -33,10 +36,16 @@ func main() {
 }
 
 // openCPU opens the engine that serves calls from Python.
-func openCPU(ctx context.Context) (*engine.Engine, error) {
+func openCPU(ctx context.Context) (*engine.Engine, error) { return serving(ctx, "cpu") }
+
+// openGPU is openCPU for modules on a GPU, most of whose memory is the caller's.
+func openGPU(ctx context.Context) (*engine.Engine, error) { return serving(ctx, "cuda13") }
+
+func serving(ctx context.Context, name string) (*engine.Engine, error) {
 	env, err := deepwell.NewEnv(os.Getenv, event.Discard)
 	if err != nil {
 		return nil, err
 	}
-	return engine.Open(ctx, "cpu", engine.Options{Dir: env.Engines, Cache: env.Cache})
+	return engine.Open(ctx, name, engine.Options{Dir: env.Engines, Cache: env.Cache,
+		OnDemand: true})
 }

@@ -71,12 +71,14 @@ const (
 	bufferCopyToDevice    slot = 69
 	bufferToHost          slot = 70
 	bufferReadyEvent      slot = 72
+	bufferUnsafePointer   slot = 73
 	topologyCreate        slot = 82
 	topologyDestroy       slot = 83
 	compileTopology       slot = 89
 	executableOutputTypes slot = 90
 	executableOutputDims  slot = 91
 	bufferCopyToMemory    slot = 92
+	clientCreateView      slot = 93
 	executableMemoryStats slot = 96
 	bufferRawToHost       slot = 100
 	transferDestroy       slot = 101

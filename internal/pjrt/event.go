@@ -186,12 +186,14 @@ func (f *flight) watch() {
 // that C carries along finds the Go value.
 type callbacks struct {
 	ready     uintptr
+	deleted   uintptr
 	kvGet     uintptr
 	kvTryGet  uintptr
 	kvPut     uintptr
 	kvRelease uintptr
 
 	waiting handles[func(error)]
+	viewed  handles[func()]
 	stores  handles[KV]
 	// patience is kvPatience, but for tests.
 	patience time.Duration
@@ -237,6 +239,12 @@ func (p *Plugin) calls() *callbacks {
 			}
 			if ok {
 				fn(err)
+			}
+			return 0
+		})
+		c.deleted = purego.NewCallback(func(_ unsafe.Pointer, id uintptr) uintptr {
+			if done, ok := c.viewed.take(id); ok {
+				done()
 			}
 			return 0
 		})

@@ -26,6 +26,12 @@
 // XLA take another path, and a test would pass without having tested anything. The few functions
 // that may say "not supported" are listed in names/refused.txt.
 //
+// # Processes
+//
+// With Options.Share memory of cuMemAlloc can be opened by another process (cuIpcGetMemHandle),
+// while its owner lives. It ends a process that uses memory which its owner has freed.
+// Events are not shared between processes.
+//
 // # What it proves
 //
 // That a program uses the driver by its rules, or at least none of those that are played: what a

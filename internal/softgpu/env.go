@@ -38,7 +38,9 @@ type Options struct {
 	Fabric string
 	// Log is a file that the libraries append to; "" is the one that this process's SOFTGPU_LOG
 	// names, if any. Lines "driver: looks up NAME" and "ptx: INSTRUCTION" tell what a plugin uses.
-	Log   string
+	Log string
+	// Share makes memory of cuMemAlloc such that other processes can open it (cuIpcGetMemHandle).
+	Share bool
 	Flags map[string]string // more flags of XLA
 	Env   []string          // more variables
 }
@@ -80,6 +82,9 @@ func (g *GPU) Env(o Options) []string {
 	}
 	if o.WrongPermille > 0 {
 		set = append(set, fmt.Sprintf("SOFTGPU_WRONG=%d:%d", o.WrongGPU, o.WrongPermille))
+	}
+	if o.Share {
+		set = append(set, "SOFTGPU_SHARE=1")
 	}
 	if o.Fabric != "" {
 		set = append(set, "SOFTGPU_FABRIC="+o.Fabric)

@@ -38,6 +38,7 @@ func TestDriverKeepsItsRules(t *testing.T) {
 			t.Parallel()
 			for _, seed := range []uint64{0, 1, 2} {
 				o := softgpu.Options{GPUs: 2, Memory: 64 << 20, Delay: seed}
+				o.Share = strings.HasPrefix(name, "another_process")
 				if name == "failed_gpu_stays_failed" {
 					o.Fail = softgpu.Failure{Launch: 2, Result: 719}
 				}

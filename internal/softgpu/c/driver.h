@@ -179,6 +179,8 @@ struct block {
   size_t charged;  // bytes of the GPU's memory
   bool owned;      // mapped by the driver, so that freeing unmaps
   bool mapped;     // a mapping of created memory
+  bool shared;     // a file that other processes can open
+  int file;        // if it is shared
   unsigned long long id;
 };
 
@@ -196,6 +198,12 @@ void sg_memory_return(void *start);
 
 // sg_memory_free gives memory back at once.
 CUresult sg_memory_free(CUdeviceptr pointer);
+
+// sg_shared tells whether cuMemAlloc gives memory that other processes can open; sg_share makes it,
+// or gives NULL, and sg_unshare ends its file.
+bool sg_shared(void);
+void *sg_share(size_t bytes, int *file);
+void sg_unshare(int file);
 
 // ---- copies
 

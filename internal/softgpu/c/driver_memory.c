@@ -104,18 +104,20 @@ static void *zeroed(size_t bytes) {
 }
 
 static CUresult allocate(CUdeviceptr *pointer, size_t bytes, enum memory_kind kind,
-                         struct gpu *gpu) {
+                         struct gpu *gpu, bool shared) {
   if (!pointer || !bytes) return CUDA_ERROR_INVALID_VALUE;
   size_t size = rounded(bytes, 512), charged = kind == MEMORY_DEVICE ? size : 0;
   CUresult result = CUDA_ERROR_OUT_OF_MEMORY;
   pthread_rwlock_wrlock(&table_lock);
   if (charge(gpu, charged)) {
-    void *at = kind == MEMORY_DEVICE ? sg_poisoned(size) : zeroed(size);
+    int file = -1;
+    void *at = shared ? sg_share(size, &file)
+                      : kind == MEMORY_DEVICE ? sg_poisoned(size) : zeroed(size);
     if (!at) {
       gpu->used -= charged;
     } else {
       insert((struct block){.start = (uintptr_t)at, .bytes = size, .kind = kind, .gpu = gpu,
-                            .charged = charged, .owned = true});
+                            .charged = charged, .owned = true, .shared = shared, .file = file});
       *pointer = (uintptr_t)at;
       result = CUDA_SUCCESS;
     }
@@ -133,6 +135,7 @@ static CUresult release(CUdeviceptr pointer, enum memory_kind kind) {
   if (found) {
     b->gpu->used -= b->charged;
     munmap((void *)b->start, b->bytes);
+    if (b->shared) sg_unshare(b->file);
     erase(b);
   }
   pthread_rwlock_unlock(&table_lock);
@@ -157,7 +160,7 @@ SG_EXPORT CUresult cuMemGetInfo_v2(size_t *free_bytes, size_t *total) {
 
 SG_EXPORT CUresult cuMemAlloc_v2(CUdeviceptr *pointer, size_t bytes) {
   CURRENT();
-  return allocate(pointer, bytes, MEMORY_DEVICE, gpu);
+  return allocate(pointer, bytes, MEMORY_DEVICE, gpu, sg_shared());
 }
 
 // cuMemFree returns when the work is done that was queued before: it may use the memory.
@@ -173,7 +176,7 @@ SG_EXPORT CUresult cuMemHostAlloc(void **pointer, size_t bytes, unsigned flags) 
   (void)flags;  // portable, mapped, write-combined: all pinned memory here is the first two
   CURRENT();
   CUdeviceptr at;
-  CUresult result = allocate(&at, bytes, MEMORY_PINNED, gpu);
+  CUresult result = allocate(&at, bytes, MEMORY_PINNED, gpu, false);
   if (result == CUDA_SUCCESS) *pointer = (void *)at;
   return result;
 }
@@ -265,10 +268,10 @@ SG_EXPORT CUresult cuMemAllocFromPoolAsync(CUdeviceptr *pointer, size_t bytes, C
   if (result) return result;
   if (!pool || !pool->gpu) return CUDA_ERROR_INVALID_VALUE;
   if (stream->capture) sg_fail("allocation inside a graph");
-  result = allocate(pointer, bytes, MEMORY_DEVICE, pool->gpu);
+  result = allocate(pointer, bytes, MEMORY_DEVICE, pool->gpu, false);
   if (result != CUDA_ERROR_OUT_OF_MEMORY) return result;
   sg_finish(stream);
-  return allocate(pointer, bytes, MEMORY_DEVICE, pool->gpu);
+  return allocate(pointer, bytes, MEMORY_DEVICE, pool->gpu, false);
 }
 
 SG_EXPORT CUresult cuMemAllocAsync(CUdeviceptr *pointer, size_t bytes, CUstream handle) {
@@ -495,11 +498,11 @@ static CUresult answer(void *value, CUpointer_attribute which, CUdeviceptr point
     case CU_POINTER_ATTRIBUTE_BUFFER_ID: *(unsigned long long *)value = b->id; break;
     case CU_POINTER_ATTRIBUTE_IS_MANAGED: *(char *)value = 0; break;
     case CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL: *(int *)value = b->gpu->ordinal; break;
-    case CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE: *(int *)value = 0; break;
+    case CU_POINTER_ATTRIBUTE_IS_LEGACY_CUDA_IPC_CAPABLE: *(int *)value = b->shared; break;
     case CU_POINTER_ATTRIBUTE_RANGE_START_ADDR: *(CUdeviceptr *)value = b->start; break;
     case CU_POINTER_ATTRIBUTE_RANGE_SIZE: *(size_t *)value = b->bytes; break;
     case CU_POINTER_ATTRIBUTE_MAPPED: *(char *)value = 1; break;
-    case CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES:  // memory is not exported to other processes
+    case CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES:  // nothing is exported but by cuIpcGetMemHandle
       *(uint64_t *)value = 0;
       break;
     case CU_POINTER_ATTRIBUTE_MEMPOOL_HANDLE: *(CUmemoryPool *)value = NULL; break;

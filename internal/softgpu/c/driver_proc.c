@@ -25,6 +25,7 @@ static const struct { const char *name, *means; int since; } newest[] = {
     {"cuGraphExecUpdate", "cuGraphExecUpdate_v2", 12000},
     {"cuGraphInstantiate", "cuGraphInstantiateWithFlags", 11000},
     {"cuGraphNodeGetDependencies", "cuGraphNodeGetDependencies_v2", 12030},
+    {"cuIpcOpenMemHandle", "cuIpcOpenMemHandle_v2", 11000},
     {"cuMemAlloc", "cuMemAlloc_v2", 3020},
     {"cuMemAllocHost", "cuMemAllocHost_v2", 3020},
     {"cuMemFree", "cuMemFree_v2", 3020},

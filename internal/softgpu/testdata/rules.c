@@ -3,10 +3,12 @@
 // them. A wrong answer ends the process with status 1, and a deadlock with an alarm.
 #define _GNU_SOURCE
 #include <pthread.h>
+#include <signal.h>
 #include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include "softcuda.h"
@@ -538,6 +540,130 @@ static void capture_is_isolated(void) {
   CHECK(cuStreamWaitEvent(a, outside, 0) == CUDA_ERROR_STREAM_CAPTURE_ISOLATION);
 }
 
+// ---- memory of another process
+
+static CUipcMemHandle handle_of(CUdeviceptr p) {
+  CUipcMemHandle handle;
+  OK(cuIpcGetMemHandle(&handle, p));
+  return handle;
+}
+
+// other starts this program with a handle as its standard input, to do one of others below.
+static pid_t other(const char *name, CUipcMemHandle handle) {
+  int ends[2];
+  CHECK(!pipe(ends));
+  CHECK(write(ends[1], &handle, sizeof handle) == sizeof handle);
+  pid_t child = fork();
+  CHECK(child >= 0);
+  if (!child) {
+    dup2(ends[0], 0);
+    execl("/proc/self/exe", "rules", name, NULL);
+    _exit(3);
+  }
+  close(ends[0]);
+  close(ends[1]);
+  return child;
+}
+
+static int status_of(pid_t child) {
+  int status;
+  CHECK(waitpid(child, &status, WUNTRACED) == child);
+  return status;
+}
+
+static CUipcMemHandle given(void) {
+  CUipcMemHandle handle;
+  CHECK(read(0, &handle, sizeof handle) == sizeof handle);
+  return handle;
+}
+
+static CUdeviceptr opened(CUipcMemHandle handle) {
+  CUdeviceptr p;
+  OK(cuIpcOpenMemHandle_v2(&p, handle, CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS));
+  return p;
+}
+
+static void opens(void) {
+  CUipcMemHandle handle = given();
+  CUdeviceptr p = opened(handle), start;
+  size_t bytes, before, after, total;
+  OK(cuMemGetAddressRange_v2(&start, &bytes, p + 1024));
+  CHECK(start == p && bytes == 4096);
+  CHECK(word(p + 1024) == 7);
+  OK(cuMemGetInfo_v2(&before, &total));
+  CHECK(opened(handle) == p);  // once more is the same, and counts
+  OK(cuIpcCloseMemHandle(p));
+  OK(cuMemsetD32Async(p + 1024, 9, 1, NULL));
+  OK(cuCtxSynchronize());
+  OK(cuIpcCloseMemHandle(p));
+  OK(cuMemGetInfo_v2(&after, &total));
+  CHECK(before == after && after == total);  // it is the owner who pays
+  CHECK(cuIpcCloseMemHandle(p) == CUDA_ERROR_INVALID_VALUE);
+  CHECK(cuMemGetAddressRange_v2(&start, &bytes, p) == CUDA_ERROR_NOT_FOUND);
+}
+
+// A handle is the whole allocation, whatever pointer into it was given; both processes see what
+// the other has written.
+static void another_process_opens_memory(void) {
+  CUdeviceptr p = new_memory(4096);
+  unsigned seven = 7;
+  OK(cuMemcpyHtoD_v2(p + 1024, &seven, sizeof seven));
+  OK(cuCtxSynchronize());
+  CUipcMemHandle whole = handle_of(p), inside = handle_of(p + 1024);
+  CHECK(!memcmp(&whole, &inside, sizeof whole));
+  CHECK(status_of(other("opens", inside)) == 0);
+  CHECK(word(p + 1024) == 9);
+}
+
+static void is_refused(void) {
+  CUipcMemHandle handle = given();
+  CUdeviceptr p;
+  CHECK(cuIpcOpenMemHandle_v2(&p, handle, CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS) ==
+        CUDA_ERROR_INVALID_VALUE);
+}
+
+// A handle of freed memory stays one of freed memory when there is new memory, and a process does
+// not open its own. Memory of a pool, and of the host, has no handle.
+static void another_process_is_refused(void) {
+  CUdeviceptr p = new_memory(4096), q;
+  CUipcMemHandle old = handle_of(p), none;
+  CHECK(cuIpcOpenMemHandle_v2(&q, old, CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS) ==
+        CUDA_ERROR_INVALID_CONTEXT);
+  OK(cuMemFree_v2(p));
+  CHECK(cuIpcGetMemHandle(&none, p) == CUDA_ERROR_INVALID_VALUE);
+  CHECK(status_of(other("is_refused", old)) == 0);
+  CUipcMemHandle fresh = handle_of(new_memory(4096));
+  CHECK(memcmp(&old, &fresh, sizeof old));
+  CHECK(status_of(other("is_refused", old)) == 0);
+  memset(&none, 'x', sizeof none);
+  CHECK(status_of(other("is_refused", none)) == 0);
+  void *host;
+  OK(cuMemHostAlloc(&host, 4096, 0));
+  CHECK(cuIpcGetMemHandle(&none, (CUdeviceptr)host) == CUDA_ERROR_INVALID_VALUE);
+  OK(cuMemAllocAsync(&q, 4096, NULL));
+  CHECK(cuIpcGetMemHandle(&none, q) == CUDA_ERROR_INVALID_VALUE);
+}
+
+static void keeps(void) {
+  CUdeviceptr p = opened(given());
+  CHECK(word(p) == 0);
+  raise(SIGSTOP);
+  word(p);
+}
+
+// Who reads memory that its owner has freed meanwhile ends there.
+static void another_process_ends_with_freed_memory(void) {
+  CUdeviceptr p = new_memory(4096);
+  clear(p, 4096);
+  pid_t child = other("keeps", handle_of(p));
+  int status = status_of(child);
+  CHECK(WIFSTOPPED(status));
+  OK(cuMemFree_v2(p));
+  kill(child, SIGCONT);
+  status = status_of(child);
+  CHECK(WIFSIGNALED(status) && WTERMSIG(status) == SIGBUS);
+}
+
 // ---- kernels
 
 static const char add_one[] =
@@ -624,7 +750,12 @@ static void failed_gpu_stays_failed(void) {
   CHECK(word(q) == 5);
 }
 
-static const struct { const char *name; void (*run)(void); } rules[] = {
+struct rule { const char *name; void (*run)(void); };
+
+// What the other process does.
+static const struct rule others[] = {{"opens", opens}, {"is_refused", is_refused}, {"keeps", keeps}};
+
+static const struct rule rules[] = {
 #define RULE(name) {#name, name}
     RULE(wait_keeps_its_record),
     RULE(new_record_releases_no_old_wait),
@@ -650,6 +781,9 @@ static const struct { const char *name; void (*run)(void); } rules[] = {
     RULE(nodes_run_behind_what_they_need),
     RULE(capture_forks_and_joins),
     RULE(capture_is_isolated),
+    RULE(another_process_opens_memory),
+    RULE(another_process_is_refused),
+    RULE(another_process_ends_with_freed_memory),
     RULE(parameters_are_copied),
     RULE(kernels_belong_to_a_gpu),
     RULE(failed_gpu_stays_failed),
@@ -665,6 +799,11 @@ int main(int argc, char **argv) {
   for (size_t i = 0; i < n; i++)
     if (!strcmp(rules[i].name, argv[1])) {
       rules[i].run();
+      return 0;
+    }
+  for (size_t i = 0; i < sizeof others / sizeof *others; i++)
+    if (!strcmp(others[i].name, argv[1])) {
+      others[i].run();
       return 0;
     }
   return 2;
