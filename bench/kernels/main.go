@@ -52,18 +52,56 @@ type kernel struct {
 	print    func(gpu string) (*triton.Kernel, error)
 }
 
+// rows and cols are the matrix that element kernels read.
+const rows, cols = 8192, 8192
+
+// both is the form of what GEMMs read at once.
+var both = fused.Form{Along: true, Across: true, Swizzled: true}
+
+// stochastic are the kernels of gradients in NVFP4, one way and both, and of weights.
+func stochastic() (list []kernel) {
+	add := func(name string, s fused.Source, f fused.FourForm) {
+		list = append(list, kernel{name, rows * cols * s.Parts,
+			func(gpu string) (*triton.Kernel, error) {
+				f.Added = gpu == "rtx6000pro"
+				return fused.NVFP4(fused.Matrix{Rows: rows, Cols: cols}, s, f)
+			}})
+	}
+	for _, s := range fused.Sources() {
+		chance := [2]bool{true, true}
+		switch s.Name {
+		case "quantize":
+			add("quantize nvfp4 tiles", s, fused.FourForm{Form: both, Tile: true})
+			add("quantize nvfp4 rows", s, fused.FourForm{Form: fused.Form{Along: true, Swizzled: true}})
+			add("quantize nvfp4 stochastic rows", s,
+				fused.FourForm{Form: fused.Form{Along: true, Swizzled: true}, Chance: chance})
+			add("quantize nvfp4 stochastic columns", s,
+				fused.FourForm{Form: fused.Form{Across: true, Swizzled: true}, Chance: chance})
+			add("quantize nvfp4 stochastic", s, fused.FourForm{Form: both, Chance: chance})
+		case "swiglu_grad", "gelu_grad":
+			add(s.Name+" nvfp4 stochastic", s, fused.FourForm{Form: both, Chance: chance})
+		}
+	}
+	return list
+}
+
 // kernels are all that are measured.
 func kernels() (list []kernel) {
-	const rows, cols = 8192, 8192
 	for _, s := range fused.Sources() {
 		list = append(list, kernel{s.Name + " mxfp8", rows * cols * s.Parts,
 			func(string) (*triton.Kernel, error) {
-				return fused.MXFP8(fused.Matrix{Rows: rows, Cols: cols}, s,
-					fused.Form{Along: true, Across: true, Swizzled: true})
+				return fused.MXFP8(fused.Matrix{Rows: rows, Cols: cols}, s, both)
 			}})
 		list = append(list, kernel{s.Name + " nvfp4", rows * cols * s.Parts,
-			func(string) (*triton.Kernel, error) { return fused.NVFP4(rows, cols, s) }})
+			func(string) (*triton.Kernel, error) {
+				return fused.NVFP4(fused.Matrix{Rows: rows, Cols: cols}, s, fused.FourForm{Form: both})
+			}})
+		list = append(list, kernel{s.Name + " amax", rows * cols * s.Parts,
+			func(string) (*triton.Kernel, error) {
+				return fused.Amax(fused.Matrix{Rows: rows, Cols: cols}, s, true, true)
+			}})
 	}
+	list = append(list, stochastic()...)
 	list = append(list,
 		kernel{"residual norm", rows * cols, func(string) (*triton.Kernel, error) {
 			return fused.ResidualNorm(rows, cols, 1e-5)

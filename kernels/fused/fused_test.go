@@ -340,7 +340,7 @@ func TestNVFP4(t *testing.T) {
 				list = slices.Concat(shapes, oddShapes)
 			}
 			for i, d := range list {
-				k, err := fused.NVFP4(d[0], d[1], s)
+				k, err := fused.NVFP4(fused.Matrix{Rows: d[0], Cols: d[1]}, s, fused.FourForm{Form: both})
 				if err != nil {
 					t.Fatal(err)
 				}

@@ -6,48 +6,148 @@ import (
 	tt "github.com/deepwell/deepwell/kernels/triton"
 )
 
-// NVFP4 quantizes what a source computes, both ways in one read: E2M1 codes, two to a byte, an E4M3
-// scale for every 16, and a scale of the whole tensor, whose largest magnitudes are operands: amax
-// of the matrix, and amaxt of what the transform makes of it. Columns go through the random
-// Hadamard transform first.
+// A FourForm is what a kernel writes of its matrix in NVFP4.
+type FourForm struct {
+	Form
+	// Tile gives one scale to 16×16 elements, as weights have it: codes are the same both ways, and
+	// columns are not transformed.
+	Tile bool
+	// Chance rounds blocks along rows, and blocks along columns, by random bits. Tensor numbers both
+	// among all tensors of a layer that are.
+	Chance [2]bool
+	Tensor [2]int
+	// Added is for targets whose conversion takes no random bits (sm_120): integers are added.
+	Added bool
+}
+
+// operands are what the kernel reads beside its source: the largest magnitudes of the matrix and of
+// what the transform makes of it; and for random bits seed, step and layer, and the places of rows
+// and columns in the whole.
+func (f FourForm) operands(m Matrix, all int) (list []tt.Arg) {
+	add := func(name string, e tt.Elem, n int) {
+		list = append(list, tt.Arg{Name: name, Elem: e, Shape: []int{n}})
+	}
+	if f.Along || f.Tile {
+		add("amax", tt.F32, 1)
+	}
+	if f.Across && !f.Tile {
+		add("amaxt", tt.F32, 1)
+	}
+	if f.Chance[0] || f.Chance[1] {
+		add("noise", tt.I32, 3)
+		add("rowplace", tt.I32, m.Batch*m.Rows)
+		add("colplace", tt.I32, all)
+	}
+	return list
+}
+
+// NVFP4 quantizes what a source computes in one read: E2M1 codes, two to a byte, an E4M3 scale for
+// every 16, and a scale of the whole tensor, whose largest magnitudes are operands (see
+// [FourForm]). Columns go through the random Hadamard transform first.
 //
-//	→ codes [rows, n·cols/2] and scales of blocks along rows,
-//	  codes [n·cols, rows/2] and scales of blocks along columns
-func NVFP4(rows, cols int, s Source) (*tt.Kernel, error) {
-	all := s.Parts * cols
-	args := append(s.args(rows, cols),
-		tt.Arg{Name: "amax", Elem: tt.F32, Shape: []int{1}},
-		tt.Arg{Name: "amaxt", Elem: tt.F32, Shape: []int{1}},
-		tt.Arg{Name: "q", Elem: tt.I8, Shape: []int{rows, all / 2}, Result: true},
-		tt.Arg{Name: "qs", Elem: tt.E4M3, Shape: SwizzledShape(rows, all/16), Result: true},
-		tt.Arg{Name: "t", Elem: tt.I8, Shape: []int{all, rows / 2}, Result: true},
-		tt.Arg{Name: "ts", Elem: tt.E4M3, Shape: SwizzledShape(all, rows/16), Result: true})
-	b, v := tt.New(s.Name+"_nvfp4", args...)
-	t, launch := newTile(b, Matrix{1, rows, cols}, 128)
-	if rows%32 != 0 || cols%32 != 0 {
-		b.Fail("blocks of 32 do not divide %d×%d", rows, cols)
+//	→ codes [batch·rows, n·cols/2] and scales of blocks of 16 along rows,
+//	  codes [batch·n·cols, rows/2] and scales of blocks of 16 along columns
+func NVFP4(m Matrix, s Source, f FourForm) (*tt.Kernel, error) {
+	m.Batch = max(m.Batch, 1)
+	all := s.Parts * m.Cols
+	args := s.args(m.Batch*m.Rows, m.Cols)
+	first := len(args)
+	args = append(args, f.operands(m, all)...)
+	results := func(codes, scales string, rows, cols int) {
+		shape := []int{m.Batch * rows, cols / 16}
+		if f.Swizzled {
+			shape = SwizzledShape(m.Batch*rows, cols/16)
+		}
+		args = append(args,
+			tt.Arg{Name: codes, Elem: tt.I8, Shape: []int{m.Batch * rows, cols / 2}, Result: true},
+			tt.Arg{Name: scales, Elem: tt.E4M3, Shape: shape, Result: true})
 	}
-	if s.Parts > 1 && cols%128 != 0 { // the padding of one part's scales is the next part's
-		b.Fail("%d parts of %d columns", s.Parts, cols)
+	if f.Along {
+		results("q", "qs", m.Rows, all)
 	}
+	if f.Across {
+		results("t", "ts", all, m.Rows)
+	}
+	b, v := tt.New(s.Name+"_nvfp4"+f.suffix(), args...)
+	pad := tileRows
+	if f.Swizzled {
+		pad = 128
+	}
+	t, launch := newTile(b, m, pad)
+	f.check(b, m, s.Parts)
 	if s.matrices() > 1 { // or registers spill on rtx6000pro
 		launch.Warps *= 2
 	}
-	n := len(v) - 6
-	m := nvfp4{t, all, v[n+2:], newGrid(b.Load(v[n])), newGrid(b.Load(v[n+1]))}
+	k := newNVFP4(t, f, all, v[first:])
 	for i, y := range s.Compute(t, v) {
-		m.along(i*cols, y.To(tt.BF16))
-		m.across(i*cols, y.To(tt.BF16))
+		k.from, k.y = i*m.Cols, y.To(tt.BF16)
+		k.write()
 	}
 	return b.Kernel(launch)
 }
 
-// An nvfp4 writes the results of a kernel: codes and scales along rows, and transposed.
+// check refuses what the kernel cannot write.
+func (f FourForm) check(b *tt.Builder, m Matrix, parts int) {
+	switch across := f.Across || f.Tile; {
+	case !f.Along && !f.Across:
+		b.Fail("a form without an orientation")
+	case across && m.Rows%16 != 0 || (f.Along || f.Tile) && m.Cols%16 != 0:
+		b.Fail("blocks of 16 do not divide %d×%d", m.Rows, m.Cols)
+	case f.Swizzled && (parts > 1 && m.Cols%128 != 0 ||
+		m.Batch > 1 && (f.Along && m.Rows%128 != 0 || f.Across && parts*m.Cols%128 != 0)):
+		b.Fail("the scales of %d matrices of %d×%d are no whole tiles", parts*m.Batch, m.Rows, m.Cols)
+	}
+}
+
+// An nvfp4 quantizes the tile y of bfloat16 [32, wide].
 type nvfp4 struct {
 	*tile
-	all               int // columns of all parts
-	out               []tt.Value
+	FourForm
+	all, from         int // columns of all parts, and before the tile's part
+	y                 tt.Value
 	plain, transposed grid
+	chance            *chance // nil if nothing is rounded by random bits
+	out               []tt.Value
+}
+
+// newNVFP4 takes the kernel's values behind its source's.
+func newNVFP4(t *tile, f FourForm, all int, v []tt.Value) *nvfp4 {
+	k := &nvfp4{tile: t, FourForm: f, all: all}
+	next := func() tt.Value { one := v[0]; v = v[1:]; return one }
+	if f.Along || f.Tile {
+		k.plain = newGrid(t.b.Load(next()))
+	}
+	if k.transposed = k.plain; f.Across && !f.Tile {
+		k.transposed = newGrid(t.b.Load(next()))
+	}
+	if f.Chance[0] || f.Chance[1] {
+		k.chance = newChance(t, f, all, next(), next(), next())
+	}
+	k.out = v
+	return k
+}
+
+// write writes codes and scales of the tile.
+func (k *nvfp4) write() {
+	n := k.wide / 16
+	if k.Tile { // the largest magnitudes of 16×16 elements, [2, n]
+		top := magnitude(k.y).Reshape(2, 16, n, 16).Largest(3).Largest(1)
+		if k.Along {
+			k.along(top.Expand(1).Broadcast(2, 16, n).Reshape(tileRows, n))
+		}
+		if k.Across {
+			k.across(k.y.Trans(1, 0).Reshape(k.wide, 2, 16),
+				top.Trans(1, 0).Expand(1).Broadcast(n, 16, 2).Reshape(k.wide, 2))
+		}
+		return
+	}
+	if k.Along {
+		k.along(magnitude(k.y).Reshape(tileRows, n, 16).Largest(2))
+	}
+	if k.Across {
+		h := hadamard(k.tile, k.y)
+		k.across(h, magnitude(h).Largest(2))
+	}
 }
 
 // A grid holds what all blocks of a tensor share, as in dtype/block: the scale in, over the largest
@@ -77,44 +177,82 @@ func finite(x tt.Value) tt.Value {
 	return most.Select(x.Is("gt", most), x)
 }
 
-// codes rounds blocks [n, k, 16] times their factors [n, k] to E2M1, packed to bytes [n, 8k].
-func codes(blocks, factor tt.Value) tt.Value {
-	n, k := blocks.Shape()[0], blocks.Shape()[1]
-	first, second := blocks.Mul(factor.Expand(2)).Reshape(n, 8*k, 2).Split()
-	return first.Pack("{ .reg .b8 t; cvt.rn.satfinite.e2m1x2.f32 t, $2, $1; "+
-		"mov.b32 $0, {t, t, t, t}; }", second).To(tt.I8)
+// codes rounds blocks [n, k, 16] times their factors [n, k] to E2M1, packed to bytes [n, 8k]. draw
+// gives the random bits of each four elements, [n, 4k]; nil rounds to the nearest.
+func (k *nvfp4) codes(blocks, factor tt.Value, draw func() tt.Value) tt.Value {
+	rows, n := blocks.Shape()[0], blocks.Shape()[1]
+	v := blocks.Mul(factor.Expand(2))
+	if draw == nil {
+		first, second := v.Reshape(rows, 8*n, 2).Split()
+		return first.Pack("{ .reg .b8 t; cvt.rn.satfinite.e2m1x2.f32 t, $2, $1; "+
+			"mov.b32 $0, {t, t, t, t}; }", second).To(tt.I8)
+	}
+	even, odd := v.Reshape(rows, 4*n, 2, 2).Split()
+	var four [4]tt.Value
+	four[0], four[2] = even.Split()
+	four[1], four[3] = odd.Split()
+	word := roundFour(four, draw(), k.Added)
+	return word.To(tt.I8).Join(word.ShrU(8).To(tt.I8)).Reshape(rows, 8*n)
 }
 
 // magnitude gives the bits of bfloat16 magnitudes.
 func magnitude(y tt.Value) tt.Value { return y.Bits(tt.I16).To(tt.I32).And(0x7fff) }
 
-// along writes the tile y of bfloat16 [32, wide], quantized along rows.
-func (m nvfp4) along(from int, y tt.Value) {
-	n := m.wide / 16
-	scale, factor := m.plain.scales(magnitude(y).Reshape(tileRows, n, 16).Largest(2))
-	q := codes(y.To(tt.F32).Reshape(tileRows, n, 16), factor)
-	byteOf := m.b.Program(1).Mul(m.wide / 2).Add(m.b.Range(m.wide / 2))
-	m.store(m.out[0].At(place(m.row, byteOf.Add(from/2), m.rows, m.all/2)), q, func() tt.Value {
-		return m.row.Is("lt", m.rows).Expand(1).And(byteOf.Is("lt", m.cols/2).Expand(0))
+// along writes codes and scales along rows, of blocks with these largest magnitudes, [32, n].
+func (k *nvfp4) along(top tt.Value) {
+	n := k.wide / 16
+	scale, factor := k.plain.scales(top)
+	var draw func() tt.Value
+	if k.Chance[0] {
+		draw = func() tt.Value { return k.chance.along(k.from) }
+	}
+	q := k.codes(k.y.To(tt.F32).Reshape(tileRows, n, 16), factor, draw)
+	row := k.globalRow()
+	byteOf := k.b.Program(1).Mul(k.wide / 2).Add(k.b.Range(k.wide / 2))
+	at := place(row, byteOf.Add(k.from/2), k.batch*k.rows, k.all/2)
+	k.store(k.out[0].At(at), q, func() tt.Value {
+		return k.row.Is("lt", k.rows).Expand(1).And(byteOf.Is("lt", k.cols/2).Expand(0))
 	})
-	block := m.b.Program(1).Mul(n).Add(m.b.Range(n)).Add(from / 16).Expand(0)
-	m.store(m.out[1].At(swizzled(m.row.Expand(1), block, m.all/16)), scale,
-		func() tt.Value { return block.Is("lt", ceil(m.all/16, 4)*4) })
+	block := k.b.Program(1).Mul(n).Add(k.b.Range(n)).Add(k.from / 16).Expand(0)
+	if k.Swizzled {
+		k.store(k.out[1].At(swizzled(row.Expand(1), block, k.all/16)), scale,
+			func() tt.Value { return block.Is("lt", ceil(k.all/16, 4)*4) })
+		return
+	}
+	k.store(k.out[1].At(row.Expand(1).Mul(k.all/16).Add(block)), scale, func() tt.Value {
+		return k.row.Is("lt", k.rows).Expand(1).And(block.Is("lt", (k.from+k.cols)/16))
+	})
 }
 
-// across writes the tile transposed, transformed and quantized along columns.
-func (m nvfp4) across(from int, y tt.Value) {
-	h := m.transform(y)
-	scale, factor := m.transposed.scales(magnitude(h).Largest(2))
-	q := codes(h.To(tt.F32), factor)
-	col := m.col.Add(from)
-	byteOf := m.b.Program(0).Mul(tileRows / 2).Add(m.b.Range(tileRows / 2))
-	m.store(m.out[2].At(place(col, byteOf, m.all, m.rows/2)), q, func() tt.Value {
-		return m.col.Is("lt", m.cols).Expand(1).And(byteOf.Is("lt", m.rows/2).Expand(0))
+// across writes codes and scales along columns, transposed, of what becomes of the tile, [wide, 2,
+// 16], and the largest magnitudes of its blocks, [wide, 2].
+func (k *nvfp4) across(h, top tt.Value) {
+	scale, factor := k.transposed.scales(top)
+	var draw func() tt.Value
+	if k.Chance[1] {
+		draw = func() tt.Value { return k.chance.across(k.from) }
+	}
+	q := k.codes(h.To(tt.F32), factor, draw)
+	col := k.col.Add(k.from)
+	here := func() tt.Value { return k.col.Is("lt", k.cols).Expand(1) }
+	if k.batch > 1 {
+		col = col.Add(k.b.Program(2).Mul(k.all))
+	}
+	last := len(k.out) - 1
+	byteOf := k.b.Program(0).Mul(tileRows / 2).Add(k.b.Range(tileRows / 2))
+	k.store(k.out[last-1].At(place(col, byteOf, k.batch*k.all, k.rows/2)), q, func() tt.Value {
+		return here().And(byteOf.Is("lt", k.rows/2).Expand(0))
 	})
-	block := m.b.Program(0).Mul(2).Add(m.b.Range(2)).Expand(0)
-	m.store(m.out[3].At(swizzled(col.Expand(1), block, m.rows/16)), scale, func() tt.Value {
-		return col.Is("lt", ceil(m.all, 128)*128).Expand(1).And(block.Is("lt", ceil(m.rows/16, 4)*4))
+	block := k.b.Program(0).Mul(2).Add(k.b.Range(2)).Expand(0)
+	if k.Swizzled {
+		k.store(k.out[last].At(swizzled(col.Expand(1), block, k.rows/16)), scale, func() tt.Value {
+			return col.Is("lt", ceil(k.all, 128)*128*k.batch).Expand(1).
+				And(block.Is("lt", ceil(k.rows/16, 4)*4))
+		})
+		return
+	}
+	k.store(k.out[last].At(col.Expand(1).Mul(k.rows/16).Add(block)), scale, func() tt.Value {
+		return here().And(block.Is("lt", k.rows/16))
 	})
 }
 
@@ -122,10 +260,10 @@ func (m nvfp4) across(from int, y tt.Value) {
 // row i is negative.
 const hadamardSigns = 0b1101_0111_1110_1000
 
-// transform multiplies every 16 rows of a tile [32, wide] by the signed Hadamard matrix over 4, on
+// hadamard multiplies every 16 rows of a tile [32, wide] by the signed Hadamard matrix over 4, on
 // tensor cores, and gives bfloat16 [wide, 2, 16]. Element (i, j) of the matrix is negative where i
 // and j have an odd number of bits in common, or else where row i is.
-func (m nvfp4) transform(y tt.Value) tt.Value {
+func hadamard(m *tile, y tt.Value) tt.Value {
 	i := m.b.Range(16)
 	j := i.Expand(0)
 	common := i.Expand(1).And(j)

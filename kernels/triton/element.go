@@ -266,6 +266,11 @@ func (v Value) Pack(ptx string, x Value) Value {
 	return v.b.asm(ptx, "=r,f,f", 1, I32, []Value{v, x})
 }
 
+// PackFour is inline PTX of four float32 numbers and 32 random bits, whose result $0 has 32 bits.
+func (v Value) PackFour(ptx string, x, y, z, random Value) Value {
+	return v.b.asm(ptx, "=r,f,f,f,f,r", 1, I32, []Value{v, x, y, z, random})
+}
+
 // asm is inline PTX; pack elements of each operand are packed into registers of 32 bits.
 func (b *Builder) asm(ptx, constraints string, pack int, e Elem, in []Value) Value {
 	list, types := make([]string, len(in)), make([]string, len(in))

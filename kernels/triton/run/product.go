@@ -6,6 +6,7 @@ import (
 	"strings"
 
 	"github.com/deepwell/deepwell/dtype"
+	codec "github.com/deepwell/deepwell/dtype/block"
 )
 
 // productRules are matrix products and inline PTX.
@@ -105,7 +106,25 @@ func each(f func(x float64) float64) func(out *block, in []*block) {
 
 var instructions = map[string]func(out *block, in []*block){
 	"ex2.approx.ftz.f32": each(math.Exp2),
-	"{ .reg .b8 t; cvt.rn.satfinite.e2m1x2.f32 t, $2, $1; mov.b32 $0, {t, t, t, t}; }": packE2M1,
+	"{ .reg .b8 t; cvt.rn.satfinite.e2m1x2.f32 t, $2, $1; " +
+		"mov.b32 $0, {t, t, t, t}; }": packE2M1,
+	"{ .reg .b16 t; cvt.rs.satfinite.e2m1x4.f32 t, {$4, $3, $2, $1}, $5; " +
+		"mov.b32 $0, {t, t}; }": packRandomly,
+	"fma.rz.f32 $0, $1, 0f3F000000, 0f3F000000;": each(func(x float64) float64 {
+		f := x/2 + 0.5
+		return math.Float64frombits(math.Float64bits(f) &^ (1<<29 - 1)) // towards zero, in float32
+	}),
+}
+
+// packRandomly rounds four numbers to 16 bits, the first in the lowest, and repeats them.
+func packRandomly(out *block, in []*block) {
+	for i := range out.ints {
+		var word int64
+		for k := range 4 {
+			word |= int64(codec.Round(in[k].floats[i], k, uint32(in[4].ints[i]))) << (4 * k)
+		}
+		out.ints[i] = wrap(word*0x00010001, "i32")
+	}
 }
 
 // packE2M1 rounds two numbers to a byte, the first in the low half, and repeats it four times.

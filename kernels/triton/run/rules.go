@@ -40,7 +40,11 @@ func table() map[string]rule {
 		rules[name] = func(_ *machine, _ *op, in []*block) ([]*block, error) {
 			out := in[0].block()
 			for i, x := range in[0].floats {
-				out.floats[i] = round(f(x, in[1].floats[i]), in[0].elem)
+				y := f(x, in[1].floats[i])
+				if y != y {
+					y = canonical
+				}
+				out.floats[i] = round(y, in[0].elem)
 			}
 			return []*block{out}, nil
 		}
@@ -58,6 +62,9 @@ func table() map[string]rule {
 	maps.Copy(rules, productRules)
 	return rules
 }
+
+// canonical is the NaN that arithmetic gives on a GPU, whichever NaN it was given (PTX ISA, 9.7.3).
+var canonical = math.Float32frombits(0x7fffffff)
 
 var integers = map[string]func(x, y int64, elem string) int64{
 	"arith.addi":  func(x, y int64, _ string) int64 { return x + y },
