@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/deepwell/deepwell/dtype"
+	"github.com/deepwell/deepwell/dtype/block"
 )
 
 // binary32 wraps a function of floats of 32 bits.
@@ -362,6 +363,15 @@ var convertOps = []ptxOp{
 		pairFrom(finite(6, 7, dtype.E2M1FromF32), 4)},
 	{"{ .reg .b8 t; cvt.rn.satfinite.e2m1x2.f32 t, %r1, %r2; cvt.u16.u8 %h0, t; }", 'h', manyFloats,
 		pairFrom(finite(6, 7, dtype.E2M1FromF32), 4)},
+	{"cvt.rs.satfinite.e2m1x4.f32 %h0, {%r1, %r2, %r3, %r1}, %r3;", 'h', manyFloats, fourRandomly},
+	{"{ .reg .f32 t; cvt.rn.f32.s16 t, %r1; mul.f32 t, t, 0f3A000000; " +
+		"cvt.rs.satfinite.e2m1x4.f32 %h0, {t, t, t, t}, %r2; }", 'h', manyInts,
+		func(a, b, _ uint64) (word uint64) {
+			for i := range 4 {
+				word |= uint64(block.Round(float32(int16(a))*0x1p-11, i, uint32(b))) << (4 * i)
+			}
+			return word
+		}},
 	{"cvt.rn.f16x2.e4m3x2 %r0, %h1;", 'r', manyInts, func(a, _, _ uint64) uint64 {
 		return uint64(f16(dtype.F32FromE4M3(byte(a>>8))))<<16 | uint64(f16(dtype.F32FromE4M3(byte(a))))
 	}},
@@ -381,6 +391,14 @@ var convertOps = []ptxOp{
 		}
 		return (a + 0x1000) &^ 0x1fff
 	}},
+}
+
+// fourRandomly rounds a, b, c and a by the random bits c.
+func fourRandomly(a, b, c uint64) (word uint64) {
+	for i, x := range []uint64{a, c, b, a} {
+		word |= uint64(block.Round(f(x), i, uint32(c))) << (4 * i)
+	}
+	return word
 }
 
 // exponentUp is the smallest power of two that is not below |x|, as ue8m0.

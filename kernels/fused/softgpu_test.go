@@ -53,6 +53,7 @@ func TestKernelsOnSoftwareGPU(t *testing.T) {
 			near(t, k.Name+", "+a.Name, values(a, b), want[i], c.bound)
 		}
 	}
+	rowsOnGPU(t, e)
 	for _, s := range fused.Sources() {
 		for _, d := range [][2]int{{128, 256}, {32, 128}, {96, 384}} {
 			k, err := fused.MXFP8(fused.Matrix{Rows: d[0], Cols: d[1]}, s, both)
@@ -60,16 +61,50 @@ func TestKernelsOnSoftwareGPU(t *testing.T) {
 				t.Fatal(err)
 			}
 			in, _ := operands(r, s, d[0], d[1])
-			want := arrays(k, in...)
-			if err := run.Kernel(k, want); err != nil {
+			sameOnGPU(t, e, k, in)
+		}
+	}
+}
+
+// rowsOnGPU compares the bytes of NVFP4 kernels that multiply no matrices: blocks along rows, and
+// weights both ways, and largest magnitudes.
+func rowsOnGPU(t *testing.T, e *engine.Engine) {
+	t.Helper()
+	r := rand.New(rand.NewPCG(22, 15))
+	rows := fused.Form{Along: true}
+	for _, form := range []fused.FourForm{{Form: rows}, {Form: both, Tile: true},
+		{Form: rows, Chance: [2]bool{true}, Added: true}, {Form: rows, Chance: [2]bool{true}}} {
+		for _, m := range []fused.Matrix{{1, 128, 256}, {1, 48, 80}, {2, 32, 160}} {
+			if form.Swizzled && m.Batch > 1 {
+				continue
+			}
+			f := &four{Matrix: m, FourForm: form, x: mild(r, m.Batch*m.Rows*m.Cols, m.Rows == 48), seed: 8,
+				step: 9, layer: 1, row: 512, col: 1024}
+			k, err := fused.NVFP4(m, source(t, "quantize"), form)
+			if err != nil {
 				t.Fatal(err)
 			}
-			for i, got := range onGPU(t, e, k, in) {
-				if n, first := differ(got, want[len(in)+i]); n > 0 {
-					t.Errorf("%s, %v: %s: %d of %d bytes differ, the first at %d: %#x, want %#x", k.Name, d,
-						k.Args[len(in)+i].Name, n, len(got), first, got[first], want[len(in)+i][first])
-				}
-			}
+			sameOnGPU(t, e, k, f.operands())
+		}
+	}
+	k, err := fused.Amax(fused.Matrix{Rows: 96, Cols: 160}, source(t, "quantize"), true, false)
+	if err != nil {
+		t.Fatal(err)
+	}
+	sameOnGPU(t, e, k, [][]byte{words(mild(r, 96*160, false))})
+}
+
+// sameOnGPU compares what the software GPU and the interpreter write.
+func sameOnGPU(t *testing.T, e *engine.Engine, k *triton.Kernel, in [][]byte) {
+	t.Helper()
+	want := arrays(k, in...)
+	if err := run.Kernel(k, want); err != nil {
+		t.Fatal(err)
+	}
+	for i, got := range onGPU(t, e, k, in) {
+		if n, first := differ(got, want[len(in)+i]); n > 0 {
+			t.Errorf("%s: %s: %d of %d bytes differ, the first at %d: %#x, want %#x", k.Name,
+				k.Args[len(in)+i].Name, n, len(got), first, got[first], want[len(in)+i][first])
 		}
 	}
 }

@@ -203,6 +203,25 @@ static void pair_of_pair(struct warp *w, const struct ins *i) {
     }
 }
 
+// Four numbers by random bits, the first in the upper bits: 8 bits each are added to what is left
+// over of a step of the grid. The PTX ISA names the bytes of each pair; that the upper half is for
+// the first of a pair is read from its conversions to two 16-bit numbers.
+static uint32_t e2m1_randomly(float x, uint32_t random) {
+    if (isnan(x)) return 7;
+    double a = fmin(fabs((double)x), 6), step = a < 2 ? 0.5 : a < 4 ? 1 : 2;
+    double up = floor(a / step + (random & 255) / 256.0) * step;
+    return ptx_encode(copysign(up, x), &format_e2m1, ROUND_NEAREST, FLAG_SATFINITE);
+}
+static void four_of_f32(struct warp *w, const struct ins *i) {
+    static const int byte[4] = {24, 8, 16, 0};
+    for (int l = 0; l < LANES; l++) {
+        uint32_t random = LANE32(5)[l], word = 0;
+        for (int n = 0; n < 4; n++)
+            word = word << 4 | e2m1_randomly(LANEF(1 + n)[l], random >> byte[n]);
+        LANE16(0)[l] = (uint16_t)word;
+    }
+}
+
 // ue8m0 is the exponent of a magnitude, biased by 127; 255 is NaN. The sign is dropped.
 static uint32_t exponent_code(float x, const struct ins *i) {
     uint32_t u = bits_of(x) & 0x7fffffff, e = u >> 23, m = u & 0x7fffff;
@@ -253,6 +272,7 @@ const struct row ptx_convert_rows[] = {
     {"cvt(.rn|.rz){.relu}{.satfinite}(.f16x2|.bf16x2).f32", "dbb", pair_of_f32},
     {"cvt.rn.satfinite{.relu}(.e4m3x2|.e5m2x2).f32", "dbb", pair_of_f32},
     {"cvt.rn.satfinite{.relu}.e2m1x2.f32", "Cbb", pair_of_f32},
+    {"cvt.rs.satfinite.e2m1x4.f32", "dt4", four_of_f32},
     {"cvt.rn.satfinite{.relu}(.e4m3x2|.e5m2x2)(.f16x2|.bf16x2)", "db", pair_of_pair},
     {"cvt.rn.satfinite{.relu}.e2m1x2(.f16x2|.bf16x2)", "Cb", pair_of_pair},
     {"cvt.rn{.relu}.f16x2(.e4m3x2|.e5m2x2)", "db", pair_of_pair},

@@ -18,7 +18,7 @@ enum { LANES = 32, MAX_OPERANDS = 16, MAX_TYPES = 4, BARRIERS = 16 };
 
 typedef enum {
     NO_TYPE, B8, B16, B32, B64, U8, U16, U32, U64, S8, S16, S32, S64, F16, BF16, TF32, F32, F64,
-    F16X2, BF16X2, F32X2, E4M3X2, E5M2X2, E2M1X2, UE8M0X2, PRED
+    F16X2, BF16X2, F32X2, E4M3X2, E5M2X2, E2M1X2, E2M1X4, UE8M0X2, PRED
 } ptx_type;
 
 // ptx_size gives a type's bytes; a predicate has 0.

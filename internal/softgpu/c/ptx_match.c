@@ -14,7 +14,7 @@ static const struct { const char *name; uint8_t size; } types[] = {
     [F16] = {"f16", 2}, [BF16] = {"bf16", 2}, [TF32] = {"tf32", 4}, [F32] = {"f32", 4},
     [F64] = {"f64", 8}, [F16X2] = {"f16x2", 4}, [BF16X2] = {"bf16x2", 4}, [F32X2] = {"f32x2", 8},
     [E4M3X2] = {"e4m3x2", 2}, [E5M2X2] = {"e5m2x2", 2}, [E2M1X2] = {"e2m1x2", 1},
-    [UE8M0X2] = {"ue8m0x2", 2}, [PRED] = {"pred", 0}};
+    [E2M1X4] = {"e2m1x4", 2}, [UE8M0X2] = {"ue8m0x2", 2}, [PRED] = {"pred", 0}};
 
 unsigned ptx_size(ptx_type type) { return types[type].size; }
 const char *ptx_type_name(ptx_type type) { return types[type].name; }
