@@ -249,3 +249,40 @@ func runs(pid int) bool {
 	text, err := os.ReadFile(fmt.Sprintf("/proc/%d/stat", pid))
 	return err == nil && !strings.Contains(string(text), ") Z ")
 }
+
+// The Python package trains a module whose tensors are in memory of the software GPU, as far as it
+// can with a torch that has no CUDA. DEEPWELL_TORCH is a Python with torch, which CI gives.
+func TestPythonOnASoftwareGPU(t *testing.T) {
+	python := os.Getenv("DEEPWELL_TORCH")
+	if python == "" {
+		t.Skip("DEEPWELL_TORCH names no Python with torch")
+	}
+	self, err := os.Executable()
+	if err != nil {
+		t.Fatal(err)
+	}
+	packages, err := filepath.Abs("../python")
+	if err != nil {
+		t.Fatal(err)
+	}
+	program := filepath.Join(t.TempDir(), "deepwell") // a name that the package knows
+	if err := os.Symlink(self, program); err != nil {
+		t.Fatal(err)
+	}
+	cmd := exec.CommandContext(t.Context(), python, "-W", "ignore", "-m", "unittest", "-v", "test_gpu")
+	cmd.Dir = filepath.Join(packages, "tests")
+	g := softgpu.Build(t)
+	cmd.Env = g.Env(softgpu.Options{Memory: 512 << 20, Share: true, Delay: 1,
+		Env: []string{"PYTHONPATH=" + packages, "DEEPWELL_BINARY=" + program}})
+	// torch has CUDA's own libraries, so the software GPU's are for the child alone.
+	for i, one := range cmd.Env {
+		if strings.HasPrefix(one, "LD_") {
+			cmd.Env[i] = "SOFTGPU_" + one
+		}
+	}
+	out, err := cmd.CombinedOutput()
+	if err != nil {
+		t.Errorf("%v\n%s", err, out)
+	}
+	t.Logf("%s", out)
+}

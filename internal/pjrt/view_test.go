@@ -162,3 +162,18 @@ func TestViewsThatCannotBe(t *testing.T) {
 	}
 	runtime.KeepAlive(data)
 }
+
+// Memory of a GPU is opened by a whole handle, and by a driver; what goes well is in package call,
+// on the software GPU.
+func TestSharedMemoryNeedsADriver(t *testing.T) {
+	d := newCPU(t, 1).Local()[0]
+	if _, err := OpenShared(d, make([]byte, HandleBytes-1)); !errors.Is(err, diag.BadInput) {
+		t.Errorf("a handle of 63 bytes: %v", err)
+	}
+	if _, err := loadDriver(); err == nil {
+		t.Skip("this host has a driver")
+	}
+	if _, err := OpenShared(d, make([]byte, HandleBytes)); !errors.Is(err, diag.EngineLoad) {
+		t.Errorf("without a driver: %v", err)
+	}
+}

@@ -98,11 +98,11 @@ class Compiled:
         names = self.names(values)
         # Dynamo runs one graph for all modules of a class: each has its own parameters.
         key = tuple(id(v) for n, v in zip(names, values) if n is not None)
-        runtime = self.runtimes.get(key)
-        if runtime is None:
-            runtime = self.runtimes[key] = Runtime(_Region(self.graph, names, values))
         rest = tuple(v for n, v in zip(names, values) if n is None)
         try:
+            runtime = self.runtimes.get(key)
+            if runtime is None:
+                runtime = self.runtimes[key] = Runtime(_Region(self.graph, names, values))
             return runtime.call(rest, {})
         except Error as e:
             if e.code != NOT_SUPPORTED:

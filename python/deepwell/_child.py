@@ -1,7 +1,8 @@
 """The process that runs optimized modules, and the memory that it shares with this one.
 
-There is one child for all modules of this process. It is started when the first is called, and ends
-with this process, however that ends: its standard input is a socket, which then ends.
+There is one child for all modules of this process on the CPU, and one for those on each GPU. It is
+started when the first is called, and ends with this process, however that ends: its standard input
+is a socket, which then ends.
 """
 
 from __future__ import annotations
@@ -20,11 +21,12 @@ import subprocess
 import tempfile
 import threading
 import weakref
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, Protocol
 
 from ._program import Error, find
 
-ALIGNMENT = 64  # bytes, at which the engine uses memory where it is
+ALIGNMENT = 256  # bytes, at which the engine uses memory where it is: 64 on the host, more on GPUs
 VERSION = 1  # of the protocol
 # Bytes of free blocks that are kept, beside as many as are in use.
 KEPT = 256 << 20
@@ -32,26 +34,106 @@ KEPT = 256 << 20
 Place = tuple[int, int]  # a block, and an offset in bytes
 
 
+class Chunk(Protocol):
+    """A piece of memory that this process owns and a child has opened."""
+
+    size: int
+    base: int  # where it begins in what the child has opened
+
+    @property
+    def descriptor(self) -> int | None: ...  # that goes with the request to map it
+
+    def fields(self) -> dict[str, Any]: ...  # of that request
+
+    def opened(self) -> None: ...  # the child has it
+
+    def lease(self) -> Any: ...  # what tensors hold: the chunk is free when it dies
+
+
+class Space(Protocol):
+    """Where the blocks of a child are."""
+
+    @property
+    def arguments(self) -> list[str]: ...  # of the child
+
+    @property
+    def environment(self) -> Mapping[str, str]: ...  # of the child, beside this process's own
+
+    def new(self, size: int) -> Chunk: ...
+
+    def wait(self) -> None: ...  # until what this process has queued there is done
+
+
+class Shared:
+    """A chunk of the host's memory: a file without a name that both have mapped."""
+
+    base = 0
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.descriptor: int | None = os.memfd_create("deepwell", os.MFD_CLOEXEC)
+        try:
+            os.ftruncate(self.descriptor, size)
+            self._view = mmap.mmap(self.descriptor, size)
+        except BaseException:
+            self.opened()
+            raise
+
+    def fields(self) -> dict[str, Any]:
+        return {"size": self.size}
+
+    def opened(self) -> None:
+        if self.descriptor is not None:
+            os.close(self.descriptor)
+            self.descriptor = None
+
+    def lease(self) -> Any:
+        return (ctypes.c_char * self.size).from_buffer(self._view)
+
+
+class Host:
+    """The memory of the host."""
+
+    arguments: list[str] = []
+    environment: Mapping[str, str] = {}
+
+    def new(self, size: int) -> Shared:
+        return Shared(size)
+
+    def wait(self) -> None:
+        pass
+
+
 class Memory:
     """A block of shared memory that is in use. It returns to the child's pool when raw dies."""
 
-    def __init__(self, block: int, raw: Any) -> None:
-        self.block = block
-        self.raw = raw  # a ctypes array, which tensors keep alive
+    def __init__(self, block: _Block, raw: Any) -> None:
+        self.block = block.number
+        self.base = block.chunk.base
+        self.size = block.size
+        self.raw = raw  # a ctypes array, or the lease of a GPU's memory: tensors keep it alive
+
+    @property
+    def address(self) -> int:
+        return ctypes.addressof(self.raw) if isinstance(self.raw, ctypes.Array) else int(self.raw.address)
+
+    def place(self, offset: int) -> Place:
+        return self.block, self.base + offset
 
 
 class _Block:
-    def __init__(self, number: int, size: int, view: mmap.mmap) -> None:
+    def __init__(self, number: int, chunk: Chunk) -> None:
         self.number = number
-        self.size = size
-        self.view = view
+        self.size = chunk.size
+        self.chunk = chunk
 
 
 class Child:
     """A running engine."""
 
-    def __init__(self) -> None:
+    def __init__(self, space: Space) -> None:
         self.pid = os.getpid()
+        self._space = space
         self.compiles = 0
         self.live = 0  # calls whose backward pass may be asked for, as the child last said
         # From finalizers: calls, and programs.
@@ -66,14 +148,15 @@ class Child:
         self._used = 0
         self._idle: collections.OrderedDict[int, _Block] = collections.OrderedDict()
         self._returned: collections.deque[_Block] = collections.deque()  # from finalizers
-        self._unmap: list[int] = []
-        self._homes: list[tuple[int, int, int, weakref.ref[Any]]] = []
+        self._unmap: list[_Block] = []  # which the child may still use until it has answered
+        self._homes: list[tuple[int, int, Place, weakref.ref[Any]]] = []
         self._log = tempfile.TemporaryFile(prefix="deepwell-")
         self._socket, theirs = socket.socketpair()
         # Its own process group: Ctrl-C reaches this process only.
         with theirs:
-            self._process = subprocess.Popen([find(), "__call"], stdin=theirs.fileno(), stdout=self._log,
-                                             stderr=self._log, process_group=0)
+            self._process = subprocess.Popen([find(), "__call", *space.arguments], stdin=theirs.fileno(),
+                                             stdout=self._log, stderr=self._log, process_group=0,
+                                             env={**os.environ, **space.environment})
         self._end = weakref.finalize(self, _end, self._process, self._socket)
         if self.request("hello")["version"] != VERSION:
             raise Error("DW2007", "the program speaks another version of the protocol",
@@ -101,8 +184,10 @@ class Child:
             message = {"n": number, "do": do, **fields}
             if self.freed:
                 message["free"] = [self.freed.popleft() for _ in range(len(self.freed))]
-            if self._unmap:
-                message["unmap"], self._unmap = self._unmap, []
+            leaving, self._unmap = self._unmap, []
+            if leaving:
+                message["unmap"] = [block.number for block in leaving]
+            self._space.wait()
             body = json.dumps(message, separators=(",", ":")).encode()
             try:
                 self._send(struct.pack("<I", len(body)) + body, descriptor)
@@ -111,7 +196,7 @@ class Child:
             except BaseException:  # nobody knows how much was sent
                 self._process.kill()
                 raise
-            self._stale[number] = hold
+            self._stale[number] = (hold, leaving)
             while True:
                 answer = self._receive()
                 self._stale.pop(answer["n"], None)
@@ -182,34 +267,31 @@ class Child:
             while idle > max(KEPT, self._used):
                 _, old = self._idle.popitem(last=False)
                 idle -= old.size
-                self._unmap.append(old.number)
-        raw = (ctypes.c_char * block.size).from_buffer(block.view)
+                self._unmap.append(old)
+        raw = block.chunk.lease()
         weakref.finalize(raw, self._returned.append, block).atexit = False
-        return Memory(block.number, raw)
+        return Memory(block, raw)
 
     def settle(self, memory: Memory) -> None:
         """Remembers that a block holds parameters, which others may use where they are."""
-        start = ctypes.addressof(memory.raw)
-        self._homes.append((start, start + len(memory.raw), memory.block, weakref.ref(memory.raw)))
+        start = memory.address
+        self._homes.append((start, start + memory.size, memory.place(0), weakref.ref(memory.raw)))
 
     def locate(self, address: int, size: int) -> Place | None:
         """Finds memory among the blocks that hold parameters."""
         self._homes = [h for h in self._homes if h[3]() is not None]
-        for start, end, block, _ in self._homes:
+        for start, end, (block, base), _ in self._homes:
             if start <= address and address + size <= end:
-                return block, address - start
+                return block, base + address - start
         return None
 
     def _new(self, size: int) -> _Block:
-        number = next(self._blocks)
-        descriptor = os.memfd_create("deepwell", os.MFD_CLOEXEC)
+        number, chunk = next(self._blocks), self._space.new(size)
         try:
-            os.ftruncate(descriptor, size)
-            view = mmap.mmap(descriptor, size)
-            self.request("map", block=number, size=size, descriptor=descriptor)
+            self.request("map", block=number, descriptor=chunk.descriptor, **chunk.fields())
         finally:
-            os.close(descriptor)
-        return _Block(number, size, view)
+            chunk.opened()
+        return _Block(number, chunk)
 
 
 def _rounded(size: int) -> int:
@@ -224,14 +306,22 @@ def _end(process: subprocess.Popen[bytes], connection: socket.socket) -> None:
     process.wait()
 
 
-_child: Child | None = None
+_children: dict[int | None, Child] = {}  # by the number of a GPU
 _starting = threading.Lock()
 
 
-def child() -> Child:
-    """Gives the child, and starts it if there is none, or if it has died."""
-    global _child
+def child(gpu: int | None = None) -> Child:
+    """Gives the child of a GPU or of the CPU, and starts it if there is none, or if it has died."""
     with _starting:
-        if _child is None or not _child.alive:
-            _child = Child()
-        return _child
+        running = _children.get(gpu)
+        if running is None or not running.alive:
+            running = _children[gpu] = Child(_space(gpu))
+        return running
+
+
+def _space(gpu: int | None) -> Space:
+    if gpu is None:
+        return Host()
+    from ._gpu import GPU
+
+    return GPU(gpu)

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from ._report import Report
-from ._runtime import Runtime, on_host
+from ._runtime import Runtime
 
 
 def optimize(model: nn.Module, example: Any = None, *, verbose: bool = False) -> nn.Module:
@@ -26,7 +26,6 @@ def optimize(model: nn.Module, example: Any = None, *, verbose: bool = False) ->
                         "forward of a module, or torch.compile(function, backend=\"deepwell\")")
     if isinstance(getattr(type(model), "_deepwell", None), Runtime):
         raise TypeError("the module is optimized already")
-    on_host(model)
     runtime = Runtime(model, verbose=verbose)
     kind = type(model)
 

@@ -43,10 +43,13 @@ def bytes_of(t: Tensor | Draw, dtype: torch.dtype | None = None) -> int:
 
 def view(memory: Memory, offset: int, dtype: torch.dtype, shape: Sequence[int]) -> Tensor:
     """Makes a tensor of shared memory, which it keeps."""
-    count = math.prod(shape)
-    if count == 0:
-        return torch.empty(tuple(shape), dtype=dtype)
-    return torch.frombuffer(memory.raw, dtype=dtype, count=count, offset=offset).view(tuple(shape))
+    count, raw = math.prod(shape), memory.raw
+    if isinstance(raw, ctypes.Array):
+        if count == 0:
+            return torch.empty(tuple(shape), dtype=dtype)
+        return torch.frombuffer(raw, dtype=dtype, count=count, offset=offset).view(tuple(shape))
+    whole: Tensor = torch.as_tensor(raw, device=raw.device)  # where it is, so without a copy
+    return whole[offset:offset + count * dtype.itemsize].view(dtype).view(tuple(shape))
 
 
 class Draw(NamedTuple):
@@ -74,7 +77,7 @@ def copied(child: Child, tensors: Sequence[Tensor | Draw | None]) -> tuple[list[
             view(memory, at, t.dtype, t.shape).bernoulli_(t.keep)
         elif t is not None:
             view(memory, at, SENT.get(t.dtype, t.dtype), t.shape).copy_(t.detach())
-    return ([NOWHERE if t is None else (memory.block, at) for t, at in zip(tensors, places)],
+    return ([NOWHERE if t is None else memory.place(at) for t, at in zip(tensors, places)],
             view(memory, 0, torch.uint8, [1]))
 
 
@@ -110,7 +113,7 @@ class Variant:
         outs, results, held = [], [], []
         for dtype, dims, _ in self.results:
             memory = child.memory(dtype.itemsize * math.prod(dims or ()))
-            outs.append((memory.block, 0))
+            outs.append(memory.place(0))
             results.append(view(memory, 0, dtype, dims or ()))
             held.append(memory)
         answer = child.request("forward", hold=(held, keep), variant=self.number, args=args, outs=outs)
@@ -128,7 +131,7 @@ class Variant:
             total += aligned(size)
         memory = child.memory(total)
         child.request("backward", hold=(memory, keep), call=call, seeds=seeds,
-                      outs=[(memory.block, at) for at in offsets])
+                      outs=[memory.place(at) for at in offsets])
         return [view(memory, at, torch.uint8, [size]) for at, size in zip(offsets, self.sizes)]
 
     def outputs(self, results: Sequence[Tensor]) -> list[Tensor | int | None]:
@@ -229,7 +232,7 @@ class Store:
             each = p["bytes"] // len(p["tensors"])
             for k, name in enumerate(p["tensors"]):
                 t = self.tensor(name)
-                self.places[name] = (memory.block, at + k * each)
+                self.places[name] = memory.place(at + k * each)
                 self.views[name] = view(memory, at + k * each, t.dtype, t.shape)
                 if (first := moved.setdefault(id(t), name)) != name:  # tied
                     self.places[name], self.views[name] = self.places[first], self.views[first]
@@ -307,7 +310,8 @@ class Runtime:
         self.reset()
 
     def reset(self) -> None:
-        self.child = _child.child()
+        self.device = home(self.module)
+        self.child = _child.child(self.device.index if self.device.type == "cuda" else None)
         self.store = Store(self.module)
         self.programs: dict[object, list[Program]] = {}
 
@@ -336,16 +340,19 @@ class Runtime:
 
     def program(self, args: tuple[Any, ...], kwargs: dict[str, Any], leaves: list[Any], tree: Any,
                 inputs: list[Tensor]) -> Program:
-        cast = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else None
+        kind = self.device.type
+        cast = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
         key = (tuple(m.training for m in self.module.modules()), cast, tree, tuple(map(_form, leaves)))
         known = self.programs.setdefault(key, [])
         for program in known:
             if program.takes(inputs):
                 return program
+        if home(self.module) != self.device:
+            self.reset()
+            return self.program(args, kwargs, leaves, tree, inputs)
         for t in inputs:
-            if t.device.type != "cpu":
-                raise elsewhere("a tensor", t.device)
-        on_host(self.module)
+            if t.device != self.device:
+                raise elsewhere("a tensor", t.device, self.device)
         began = time.monotonic()
         with tempfile.TemporaryDirectory(prefix="deepwell-") as folder:
             path = os.path.join(folder, "module.pt2")
@@ -391,16 +398,22 @@ class Runtime:
             print(f"deepwell: {type(self.module).__name__} {text}", flush=True)
 
 
-def elsewhere(what: str, device: torch.device) -> Error:
-    fix = 'module.to_empty(device="cpu"), and load its weights' if device.type == "meta" else 'to("cpu")'
-    return Error("DW2106", f"{what} is on {device}; modules run on the CPU only yet", fix=fix)
+def elsewhere(what: str, device: torch.device, other: torch.device | None = None) -> Error:
+    fix = 'module.to_empty(device="cpu"), and load its weights' if device.type == "meta" else f'to("{other or "cpu"}")'
+    where = "modules run on the CPU or on a GPU" if other is None else f"the module is on {other}"
+    return Error("DW2106", f"{what} is on {device}; {where}", fix=fix)
 
 
-def on_host(module: nn.Module) -> None:
-    """Refuses a module that is on another device, or on none."""
+def home(module: nn.Module) -> torch.device:
+    """Gives the one device that a module is on. One on several is refused, and so is one on none."""
+    found: torch.device | None = None
     for name, t in (*module.named_parameters(), *module.named_buffers()):
-        if t.device.type != "cpu":
+        if t.device.type not in ("cpu", "cuda"):
             raise elsewhere(name, t.device)
+        if found is not None and t.device != found:
+            raise elsewhere(name, t.device, found)
+        found = t.device
+    return found or torch.device("cpu")
 
 
 def _form(leaf: Any) -> object:

@@ -562,6 +562,15 @@ class Compiled(unittest.TestCase):
         for word in ("aten.fft_fft", "graph break, 1 times", "test_optimize.py:"):
             self.assertIn(word, str(found))
 
+    def test_another_device_stays_eager(self) -> None:
+        for parameters, argument in (("meta", "meta"), ("cpu", "meta")):
+            torch.compiler.reset()
+            plain = nn.Sequential(nn.Linear(4, 4, device=parameters).requires_grad_(False))
+            plain.forward = lambda x, plain=plain: plain[0].weight.to(x.device) @ x
+            with self.assertWarnsRegex(UserWarning, "stays eager.*is on meta"):
+                have = torch.compile(plain, backend="deepwell")(torch.ones(4, 2, device=argument))
+            self.assertEqual(have.device.type, "meta")
+
     def test_graphs_share_parameters(self) -> None:
         """Graphs of one module read its parameters in one place."""
         plain = make("nanogpt")
