@@ -241,7 +241,7 @@ func (c *caller) model(name string) *modelled {
 	for i, input := range []string{"input_ids", "labels"} {
 		var data []byte
 		for _, x := range floats(c.t, want, input) {
-			data = binary.LittleEndian.AppendUint32(data, uint32(int32(x)))
+			data = binary.LittleEndian.AppendUint64(data, uint64(int64(x)))
 		}
 		m.inputs.write(int64(i)*1024, data)
 	}

@@ -60,6 +60,7 @@ type described struct {
 	Grads   []gradient       `json:"grads"`
 	Used    []bool           `json:"used"` // by the caller's tensors
 	Draws   []drawn          `json:"draws"`
+	Fixed   []string         `json:"fixed"` // buffers of which the program has numbers as constants
 	Parts   []aten.Part      `json:"parts"`
 	Kernels []kernels.Choice `json:"kernels"`
 	Loop    string           `json:"loop"`
@@ -195,7 +196,7 @@ func (v *variant) differentiated(g *ir.Graph, w wish) (names []string) {
 
 // describe says what the caller needs to know.
 func (v *variant) describe(d *described, r *aten.Reading, w wish) {
-	d.Parts, d.Kernels = r.Parts, v.selector.Choices()
+	d.Parts, d.Kernels, d.Fixed = r.Parts, v.selector.Choices(), r.Fixed
 	args := map[string]program.Array{}
 	for _, a := range v.forward.Module().Args {
 		args[a.Name] = a

@@ -98,7 +98,7 @@ func unaries() map[string]func(d *Differ, op *Op, dy *Value) *Value {
 		"relu": func(d *Differ, op *Op, dy *Value) *Value {
 			x := d.Use(op.In[0])
 			zero := d.Fill(x.Type, 0)
-			return d.Select(d.Compare("gt", x, zero), dy, zero)
+			return d.Select(d.Compare("le", x, zero), zero, dy) // at NaN as in torch
 		},
 	}
 }

@@ -295,14 +295,14 @@ func (m *maker) scaled(x *tensor, by float64) *tensor {
 	switch elem := v.Type.Elem; {
 	case by == 1:
 		return x
-	case elem.Kind() != dtype.Float && math.Abs(by) >= 1<<16:
+	case elem.Kind() != dtype.Float && elem != dtype.S64 && math.Abs(by) >= 1<<16:
 		// Such factors make numbers that 32 bits do not hold, as in sums that hash.
 		panic(refusal(fmt.Sprintf("whole numbers of 64 bits: a factor of %g", by)))
 	case elem == dtype.F16:
 		// XLA makes one constant of the factors of a product, which may be more than f16 holds.
 		v = m.b.Convert(m.b.Scale(m.b.Convert(v, dtype.F32), by), elem)
 	default:
-		v = m.b.Scale(v, by)
+		v = m.b.Scale(v, within(elem, by))
 	}
 	return x.with(v).step(x, scaledBy(by))
 }

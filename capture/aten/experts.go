@@ -3,6 +3,7 @@ package aten
 import (
 	"slices"
 
+	"github.com/deepwell/deepwell/dtype"
 	"github.com/deepwell/deepwell/ir"
 )
 
@@ -92,7 +93,7 @@ func (m *maker) dispatched(n *node, r routed) *tensor {
 		return b.Rename(t.v, m.name(t.axes[0].dims[0]), ir.ExpertDim)
 	}
 	count := r.up.axes[0].size
-	idx := call(r.index, r.choice, ir.Choice)
+	idx := b.Convert(call(r.index, r.choice, ir.Choice), dtype.S32)
 	pos := b.ExpertPositions(idx, count, true, append(slices.Clone(rowNames), ir.Choice)...)
 	tokens := int64(1)
 	for _, d := range r.tokens {

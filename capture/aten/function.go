@@ -2,6 +2,7 @@ package aten
 
 import (
 	"fmt"
+	"maps"
 	"math"
 	"slices"
 	"strings"
@@ -64,13 +65,15 @@ type Reading struct {
 	Params  []model.Param
 	Parts   []Part
 	Draws   []Draw
+	// Fixed are buffers that are parameters, and whose numbers the graph depends on beside.
+	Fixed []string
 }
 
 // An Output is a tensor that the program returns.
 type Output struct {
 	Result int // among the results of the graph; -1 for what is no tensor
 	Dims   []int64
-	Type   dtype.DType // as the program has it: the graph has S32 for S64
+	Type   dtype.DType // as the program has it
 	Number *int64      // of what is no tensor but a size, or computed of sizes
 }
 
@@ -158,6 +161,7 @@ func (m *maker) function(f *Function, nodes []string) (*Reading, error) {
 	p := m.archive.Program
 	m.env = map[*pt2.Graph]map[pt2.Ref]*variable{p.Graph: {}}
 	m.nodes, m.calls = map[place]int{}, map[string]int{}
+	m.fixed = map[string]bool{}
 	var wanted []pt2.Ref // "" for what is no tensor
 	for _, s := range p.Outputs {
 		ref, _ := s.Arg.(pt2.Ref)
@@ -171,8 +175,8 @@ func (m *maker) function(f *Function, nodes []string) (*Reading, error) {
 		return nil, err
 	}
 	m.run(p.Graph, live)
-	if len(m.missing) > 0 {
-		return nil, m.missing.err()
+	if err := m.refused(); err != nil {
+		return nil, err
 	}
 	return m.outputs(wanted, len(p.Outputs))
 }
@@ -315,6 +319,7 @@ func (m *maker) number(s pt2.Spec) (*int64, error) {
 // finish describes the parts of the program, and makes repeated layers loops.
 func (m *maker) finish(r *Reading) (*Reading, error) {
 	r.Graph.Ops, r.Draws = used(r.Graph), m.draws
+	r.Fixed = slices.Sorted(maps.Keys(m.fixed))
 	r.Parts = m.parts(r.Graph)
 	g, err := m.looped(r.Graph)
 	if err != nil {

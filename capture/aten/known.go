@@ -246,9 +246,16 @@ func (m *maker) factored(t *tensor, live []int, key string) *tensor {
 
 func near(a, b float64) bool { return math.Abs(a-b) <= 1e-6*(math.Abs(a)+math.Abs(b))/2 }
 
-// within gives a constant of a type: whole numbers of 64 bits are computed in 32.
+// exact bounds the whole numbers of 64 bits that a constant may have, which is a float64.
+const exact = 1 << 53
+
+// within gives a constant of a type. A [Model] computes whole numbers of 64 bits in 32.
 func within(elem dtype.DType, x float64) float64 {
-	if elem.Kind() != dtype.Float && (x < math.MinInt32 || x > math.MaxInt32) {
+	switch {
+	case elem.Kind() == dtype.Float:
+	case elem == dtype.S64 && math.Abs(x) > exact:
+		panic(refusal(fmt.Sprintf("the number %g, which may not be exact", x)))
+	case elem != dtype.S64 && (x < math.MinInt32 || x > math.MaxInt32):
 		panic(refusal(fmt.Sprintf("the number %g, which 32 bits do not hold", x)))
 	}
 	return x

@@ -298,7 +298,9 @@ func (m *maker) elem(t dtype.DType) dtype.DType {
 	case m.Model.elem:
 		return m.shape.Elem
 	case dtype.S64:
-		return dtype.S32
+		if m.own == nil { // tokens and places only
+			return dtype.S32
+		}
 	}
 	return t
 }

@@ -199,17 +199,19 @@ func (m *maker) writtenOut(n *node, names [3]string, scale float64, mask *tensor
 		}
 		scores = m.choose(m.real(constant(dtype.Pred, []int64{rows, cols}, seen)), scores, hidden)
 	}
-	switch {
-	case mask == nil:
-	case mask.v.Type.Elem.Kind() == dtype.Float:
+	seen := mask
+	if mask != nil && mask.v.Type.Elem.Kind() == dtype.Float {
+		low := m.b.Fill(ir.Type{Elem: mask.v.Type.Elem}, math.Inf(-1))
+		seen = mask.with(m.b.Compare("gt", mask.v, low))
 		scores = m.binary(scores, mask, m.b.Add)
-	default:
-		scores = m.choose(mask, scores, hidden)
+	}
+	if mask != nil {
+		scores = m.choose(seen, scores, hidden)
 	}
 	scores = m.whole(scores, last)
 	probs := scores.with(m.b.Softmax(scores.v, m.name(scores.axes[last].dims[0])))
-	if mask != nil && mask.v.Type.Elem.Kind() != dtype.Float { // who sees no key gets nothing
-		probs = m.binary(probs, mask.with(m.b.Convert(mask.v, elem)), m.b.Mul)
+	if mask != nil { // who sees no key gets nothing
+		probs = m.binary(probs, seen.with(m.b.Convert(seen.v, elem)), m.b.Mul)
 	}
 	if p > 0 {
 		probs = m.drawn(probs, n, p)

@@ -2,6 +2,7 @@ package aten
 
 import (
 	"fmt"
+	"math"
 	"runtime"
 	"slices"
 	"strings"
@@ -31,7 +32,9 @@ type maker struct {
 	share      *ir.Value
 	shift      bool            // the program moves the labels
 	own        map[string]rule // in place of rules
+	fixed      map[string]bool // buffers whose numbers were looked at
 	missing    unsupported
+	bug        *diag.Error // the first
 	marks      []mark
 	nodes      map[place]int    // so far
 	calls      map[string]int   // of dropout, by module
@@ -49,6 +52,7 @@ func (m *maker) read(result pt2.Ref) (*ir.Graph, error) {
 	p := m.archive.Program
 	m.env = map[*pt2.Graph]map[pt2.Ref]*variable{p.Graph: {}}
 	m.nodes, m.calls = map[place]int{}, map[string]int{}
+	m.fixed = map[string]bool{}
 	if err := m.bind(); err != nil {
 		return nil, err
 	}
@@ -58,8 +62,8 @@ func (m *maker) read(result pt2.Ref) (*ir.Graph, error) {
 		return nil, err
 	}
 	m.run(p.Graph, live)
-	if len(m.missing) > 0 {
-		return nil, m.missing.err()
+	if err := m.refused(); err != nil {
+		return nil, err
 	}
 	if m.env[p.Graph][result] == nil {
 		return nil, diag.New(diag.NotSupported, "the program does not compute %s", result)
@@ -92,7 +96,8 @@ func (m *maker) result(ref pt2.Ref) (t *tensor, err error) {
 			}
 		}
 	}, func(why string) {
-		err = unsupported{fmt.Sprintf("result %s (%s)", ref, why)}.err()
+		m.missing = append(m.missing, fmt.Sprintf("result %s (%s)", ref, why))
+		err = m.refused()
 	})
 	return t, err
 }
@@ -311,6 +316,7 @@ func (m *maker) stored(s pt2.Spec, made map[string]*tensor) (*tensor, error) {
 	out := &tensor{param: true, buffer: s.Kind == pt2.Buffer}
 	if out.buffer {
 		out.twin = func() *tensor {
+			m.fixed[name] = true
 			t, err := numbers(have)
 			if err != nil {
 				panic(refusal(err.Error()))
@@ -351,13 +357,21 @@ func graphName(name string) string {
 
 // numbers reads what an archive holds.
 func numbers(have *pt2.Tensor) (*tensor, error) {
-	single := make([]float32, have.Shape().Elements())
-	if err := have.Read(single); err != nil {
+	if have.Type.Kind() == dtype.Complex {
+		return nil, diag.New(diag.NotSupported, "%s is of complex numbers", have.Name)
+	}
+	raw, err := have.Bytes()
+	if err != nil {
 		return nil, err
 	}
-	data := make([]float64, len(single))
-	for i, x := range single {
-		data[i] = float64(x)
+	data := have.Type.Values(raw)
+	if have.Type.Kind() == dtype.Signed {
+		for _, x := range data {
+			if math.Abs(x) > exact {
+				return nil, diag.New(diag.NotSupported, "%s has the number %.0f, which may not be exact",
+					have.Name, x)
+			}
+		}
 	}
 	return constant(have.Type, have.Dims, data), nil
 }
@@ -396,8 +410,9 @@ func (m *maker) write(n *node) {
 	})
 }
 
-// guard calls f, and otherwise if a rule refuses. A rule may count on what torch checks; an archive
-// of another origin then gives it an axis or an argument too few.
+// guard calls f, and otherwise if a rule refuses, or if it has a bug, which is noted. A rule may
+// count on what torch checks; an archive of another origin then gives it an axis or an argument too
+// few.
 func (m *maker) guard(f func(), otherwise func(why string)) {
 	defer func() {
 		switch why := recover().(type) {
@@ -405,12 +420,37 @@ func (m *maker) guard(f func(), otherwise func(why string)) {
 		case refusal:
 			otherwise(string(why))
 		case runtime.Error:
-			otherwise("arguments that do not fit: " + why.Error())
+			if m.bug == nil {
+				m.bug = bug(m.node, why)
+			}
+			otherwise("a bug in Deepwell")
 		default:
 			panic(why)
 		}
 	}()
 	f()
+}
+
+// bug says that a rule failed, and where.
+func bug(n *node, why error) *diag.Error {
+	at := unsupported{}
+	if n != nil {
+		at.add(n, "")
+	}
+	return diag.New(diag.Internal, "Deepwell cannot read a program, by a bug of its own: %s",
+		strings.Join(at, "")).Because("%v", why).
+		Try("please report this, with the part of the module that is named")
+}
+
+// refused is the error of a reading that has failed: a bug, or all calls that are not supported.
+func (m *maker) refused() error {
+	switch {
+	case m.bug != nil:
+		return m.bug
+	case len(m.missing) > 0:
+		return m.missing.err()
+	}
+	return nil
 }
 
 // input is a variable that a program is given.

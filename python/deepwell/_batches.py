@@ -20,6 +20,9 @@ ARRAYS = (("input_ids", "ids", "tokens"), ("labels", "targets"), ("position_ids"
 DOCUMENTS = 64  # that a sequence has at most, if batches have positions or segments
 
 
+LIMIT = 1 << 31  # of numbers
+
+
 class Ints(NamedTuple):
     """Rows of integers: their shape, and their bytes as little-endian int32."""
 
@@ -35,18 +38,24 @@ def ints(name: str, value: Any) -> Ints:
 
         if value.is_floating_point() or value.is_complex():
             raise _no_tokens(name, value)
-        value = value.detach().to("cpu", torch.int32).contiguous().numpy()
+        value = value.detach().to("cpu").contiguous().numpy()
     if hasattr(value, "astype"):
         if value.dtype.kind not in "iub":
             raise _no_tokens(name, value)
         shape = tuple(value.shape)
+        if value.dtype.itemsize > 4 and value.size and (value.min() < -LIMIT or value.max() >= LIMIT):
+            wrong = value[(value < -LIMIT) | (value >= LIMIT)]
+            raise IndexError(f"{name} has the number {wrong.flat[0]}, which is no token")
         data: bytes | memoryview = value.astype("<i4", order="C", copy=False).tobytes()
     else:
         rows = [list(row) for row in value]
         shape = (len(rows), len(rows[0]) if rows else 0)
         if any(len(row) != shape[1] for row in rows):
             raise ValueError(f"the sequences of {name} have different lengths; pad them")
-        flat = array.array("i", (n for row in rows for n in row))
+        try:
+            flat = array.array("i", (n for row in rows for n in row))
+        except OverflowError:
+            raise IndexError(f"{name} has a number of more than 32 bits, which is no token") from None
         if sys.byteorder == "big":
             flat.byteswap()
         data = flat.tobytes()

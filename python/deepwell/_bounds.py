@@ -1,5 +1,5 @@
-"""Numbers that choose rows of a table, or a class of a loss: eager PyTorch raises IndexError where
-one is out of range, and the engine reads the nearest row. So they are looked at before a call.
+"""Numbers that choose rows of a table, places of an axis, or a class of a loss: eager PyTorch raises
+where one is out of range, and the engine reads the nearest. So they are looked at before a call.
 
 What computes them from the inputs of a call, such as slices of labels or the positions of a
 sequence, is a small part of the exported graph, of integers alone. It runs here.
@@ -7,7 +7,7 @@ sequence, is a small part of the exported graph, of integers alone. It runs here
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -17,27 +17,33 @@ aten = torch.ops.aten
 MOST = 64  # nodes that compute numbers
 
 
+class OutOfRange(IndexError, RuntimeError):
+    """Eager PyTorch raises the one for tables, and the other for gather and scatter."""
+
+
 class Bound(NamedTuple):
-    """What numbers may be: at least low, less than high, or ignored."""
+    """What numbers may be: at least 0, or -size, less than size, or ignored."""
 
     name: str  # of the input that they come from, or ""
     table: str
-    low: int
-    high: int
+    size: Any  # a number, or a symbol of the export
+    negative: bool  # -1 is the last
     ignored: int | None = None
 
-    def check(self, numbers: Tensor) -> None:
+    def check(self, numbers: Tensor, symbols: Mapping[Any, int]) -> None:
         if numbers.numel() == 0:
             return
+        size = self.size if isinstance(self.size, int) else int(self.size.node.expr.subs(symbols))
         low, high = (int(x) for x in numbers.aminmax())
-        if self.low <= low and high < self.high:
+        least = -size if self.negative else 0
+        if least <= low and high < size:
             return
-        wrong = (numbers < self.low) | (numbers >= self.high)
+        wrong = (numbers < least) | (numbers >= size)
         if self.ignored is not None:
             wrong &= numbers != self.ignored
         if found := numbers[wrong].tolist():
-            raise IndexError(f"{self.name or 'the sequence'} has the number {found[0]}, and {self.table} "
-                             f"{self.low} to {self.high - 1}")
+            raise OutOfRange(f"{self.name or 'the sequence'} has the number {found[0]}, and {self.table} "
+                             f"{least} to {size - 1}")
 
 
 class Bounds:
@@ -71,14 +77,14 @@ class Bounds:
         self.places = [self.given[n.target] for n in graph.nodes if n.op == "placeholder"]
         self.compute = fx.GraphModule(torch.nn.Module(), graph)
 
-    def check(self, inputs: Sequence[Tensor]) -> None:
-        """Raises IndexError if a number is out of range."""
+    def check(self, inputs: Sequence[Tensor], symbols: Mapping[Any, int]) -> None:
+        """Raises OutOfRange if a number is; symbols are sizes of the call."""
         if not self.bounds:
             return
         with torch.no_grad():
             args = [inputs[p] if isinstance(p, int) else p for p in self.places]
             for bound, numbers in zip(self.bounds, self.compute(*args)):
-                bound.check(numbers)
+                bound.check(numbers, symbols)
 
     def _whole(self, numbers: fx.Node) -> set[fx.Node] | None:
         """Gives the nodes that compute numbers; None if they need more than inputs and integers."""
@@ -105,28 +111,49 @@ class Bounds:
         return ""
 
 
+# Operators with arguments (self, dim, index, …): all numbers count from the front.
+ALONG = (aten.gather.default, aten.index_select.default, aten.index_add.default, aten.index_add_.default,
+         aten.index_copy.default, aten.index_copy_.default, aten.index_fill.int_Scalar,
+         aten.index_fill_.int_Scalar, aten.scatter.value, aten.scatter.src, aten.scatter_.value,
+         aten.scatter_.src, aten.scatter_add.default, aten.scatter_add_.default)
+BY = (aten.index.Tensor, aten.index_put.default, aten.index_put_.default)  # (self, indices, …)
+LOSSES = (aten.cross_entropy_loss.default, aten.nll_loss_nd.default, aten.nll_loss.default)
+
+
 def _found(graph: fx.Graph, stored: dict[str, str]) -> Iterator[tuple[fx.Node, Bound]]:
     """Finds nodes that choose by numbers: gives the numbers, and what they may be."""
     for n in graph.nodes:
-        if n.op != "call_function":
+        of = n.args[0].meta.get("val") if n.args and isinstance(n.args[0], fx.Node) else None
+        if n.op != "call_function" or not isinstance(of, Tensor) or of.dim() == 0:
             continue
-        args = n.args
-        of = args[0].meta.get("val") if args and isinstance(args[0], fx.Node) else None
-        if not isinstance(of, Tensor) or of.dim() == 0:
-            continue
-        size, numbers, low, ignored = of.shape[0], None, 0, None
-        table = f"{stored.get(args[0].name, 'a table')} has rows"
-        if n.target is aten.embedding.default:
-            numbers = args[1]
-        elif n.target is aten.index.Tensor and args[1] and args[1][0] is not None:
-            numbers, low = args[1][0], -size
-        elif n.target is aten.cross_entropy_loss.default:
-            numbers, size = args[1], of.shape[-1 if of.dim() == 1 else 1]
-            ignored = args[4] if len(args) > 4 else n.kwargs.get("ignore_index", -100)
-            table = "the loss has classes"
-        value = numbers.meta.get("val") if isinstance(numbers, fx.Node) else None
-        if isinstance(size, int) and isinstance(value, Tensor) and _integer(value) and value.dtype != torch.bool:
-            yield numbers, Bound("", table, low, size, ignored)
+        for numbers, axis, negative in _choices(n, of):
+            value = numbers.meta.get("val") if isinstance(numbers, fx.Node) else None
+            if not isinstance(value, Tensor) or not _integer(value) or value.dtype == torch.bool:
+                continue
+            table, ignored = f"{stored.get(n.args[0].name, 'a table')} has rows", None
+            if n.target in LOSSES:
+                table = "the loss has classes"
+                ignored = n.args[4] if len(n.args) > 4 else n.kwargs.get("ignore_index", -100)
+            elif axis % of.dim() != 0:
+                table = f"axis {axis % of.dim()} of {stored.get(n.args[0].name, 'a tensor')} has places"
+            yield numbers, Bound("", table, of.shape[axis], negative, ignored)
+
+
+def _choices(n: fx.Node, of: Tensor) -> Iterator[tuple[Any, int, bool]]:
+    """Gives the numbers that choose, the axis that they choose from, and whether -1 is the last."""
+    args: Any = n.args
+    if n.target is aten.embedding.default:
+        yield args[1], 0, False
+    elif n.target in LOSSES:
+        yield args[1], -1 if of.dim() == 1 else 1, False
+    elif n.target in ALONG and isinstance(args[1], int):
+        yield args[2], args[1], n.target is aten.index_fill_.int_Scalar or n.target is aten.index_fill.int_Scalar
+    elif n.target in BY:
+        axis = 0
+        for index in args[1]:
+            yield index, axis, True
+            mask = isinstance(index, fx.Node) and index.meta["val"].dtype == torch.bool
+            axis += index.meta["val"].dim() if mask else 1
 
 
 def _integer(value: Any) -> bool:

@@ -26,6 +26,8 @@ from typing import Any, Protocol
 
 from ._program import Error, find
 
+NAME = "deepwell"  # of its memory
+MAP_FIXED = 0x10  # of Linux
 ALIGNMENT = 256  # bytes, at which the engine uses memory where it is: 64 on the host, more on GPUs
 VERSION = 1  # of the protocol
 # Bytes of free blocks that are kept, beside as many as are in use.
@@ -71,10 +73,12 @@ class Shared:
 
     def __init__(self, size: int) -> None:
         self.size = size
-        self.descriptor: int | None = os.memfd_create("deepwell", os.MFD_CLOEXEC)
+        self.descriptor: int | None = os.memfd_create(NAME, os.MFD_CLOEXEC)
         try:
             os.ftruncate(self.descriptor, size)
-            self._view = mmap.mmap(self.descriptor, size)
+            self._view = mmap.mmap(self.descriptor, size)  # with a descriptor of its own
+            self._inode = os.fstat(self.descriptor).st_ino
+            _shared.add(self)
         except BaseException:
             self.opened()
             raise
@@ -89,6 +93,16 @@ class Shared:
 
     def lease(self) -> Any:
         return (ctypes.c_char * self.size).from_buffer(self._view)
+
+    def part(self, descriptors: Mapping[int, int]) -> None:
+        """Maps the memory for this process alone; descriptors are by number of file."""
+        address = ctypes.addressof(ctypes.c_char.from_buffer(self._view))
+        if _map(address, self.size, mmap.PROT_READ | mmap.PROT_WRITE, mmap.MAP_PRIVATE | MAP_FIXED,
+                descriptors.get(self._inode, -1), 0) != address:
+            os.write(2, b"deepwell: a forked process shares the weights of its parent\n")
+
+
+_shared: weakref.WeakSet[Shared] = weakref.WeakSet()
 
 
 class Host:
@@ -157,7 +171,7 @@ class Child:
             self._process = subprocess.Popen([find(), "__call", *space.arguments], stdin=theirs.fileno(),
                                              stdout=self._log, stderr=self._log, process_group=0,
                                              env={**os.environ, **space.environment})
-        self._end = weakref.finalize(self, _end, self._process, self._socket)
+        self._end = weakref.finalize(self, _end, self._process, self._socket, self.pid)
         if self.request("hello")["version"] != VERSION:
             raise Error("DW2007", "the program speaks another version of the protocol",
                         fix="install package and program together")
@@ -172,9 +186,7 @@ class Child:
 
         hold is kept until the child has answered, even if the wait is interrupted.
         """
-        if self.pid != os.getpid():
-            raise Error("", "the engine belongs to the process that started it",
-                        fix="call the module there; workers of a DataLoader prepare batches only")
+        self._mine()
         with self._lock:
             if self._dead is not None:
                 raise self._dead
@@ -207,6 +219,12 @@ class Child:
             raise Error(**{k: v for k, v in failed.items()
                            if k in ("code", "what", "where", "cause", "fix", "exit")})
         return answer
+
+    def _mine(self) -> None:
+        if self.pid != os.getpid():
+            raise Error("DW2101", "the engine belongs to the process that started it, and this is a fork of it",
+                        fix="call the module there, or optimize it again here; workers of a DataLoader prepare "
+                        "batches only")
 
     def _send(self, data: bytes, descriptor: int | None) -> None:
         if descriptor is not None:
@@ -250,6 +268,7 @@ class Child:
 
     def memory(self, size: int) -> Memory:
         """Gives a block of at least some bytes, whose content is anything."""
+        self._mine()
         with self._lock:
             while self._returned:
                 block = self._returned.popleft()
@@ -300,8 +319,10 @@ def _rounded(size: int) -> int:
     return max(1, -(-size // step)) * step
 
 
-def _end(process: subprocess.Popen[bytes], connection: socket.socket) -> None:
+def _end(process: subprocess.Popen[bytes], connection: socket.socket, pid: int) -> None:
     connection.close()
+    if pid != os.getpid():
+        return
     process.kill()
     process.wait()
 
@@ -325,3 +346,24 @@ def _space(gpu: int | None) -> Space:
     from ._gpu import GPU
 
     return GPU(gpu)
+
+
+_map = ctypes.CDLL(None, use_errno=True).mmap
+_map.restype = ctypes.c_void_p
+_map.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long)
+
+
+def _forked() -> None:
+    """Gives a process that was forked memory of its own: what it writes, its parent does not see."""
+    global _starting
+    _starting = threading.Lock()  # another thread of the parent may have had it
+    descriptors: dict[int, int] = {}
+    for name in os.listdir("/proc/self/fd") if _shared else ():
+        with contextlib.suppress(OSError):
+            if os.readlink(f"/proc/self/fd/{name}").startswith(f"/memfd:{NAME}"):
+                descriptors[os.fstat(int(name)).st_ino] = int(name)
+    for chunk in list(_shared):
+        chunk.part(descriptors)
+
+
+os.register_at_fork(after_in_child=_forked)

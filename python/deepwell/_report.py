@@ -45,6 +45,8 @@ class Report:
         parts = [_part(p, kernels) for p in said["parts"] or ()]
         notes = [f"{runtime.exports} exports, {runtime.compiles} compiled programs "
                  f"({runtime.seconds['export']:.1f} s and {runtime.seconds['compile']:.1f} s)"]
+        if runtime.empty:
+            notes.append(f"{runtime.empty} calls without elements ran in PyTorch")
         if said["loop"]:
             notes.append(f"layers: {said['loop']}")
         return cls(parts, [*notes, *runtime.notes])

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 from torch.export import Dim
 from torch.utils import _pytree as pytree
 
@@ -22,34 +22,37 @@ from . import _child, _export
 from ._bounds import Bounds
 from ._child import ALIGNMENT, Child, Memory, Place
 from ._program import Error
+from ._watch import Watch, hooked, using
 
-# Types of the graph by its names. int64 goes to the engine as int32: it has tokens and places only.
+# Types of the graph by its names.
 TYPES = {"f32": torch.float32, "f64": torch.float64, "f16": torch.float16, "bf16": torch.bfloat16,
          "s8": torch.int8, "u8": torch.uint8, "s16": torch.int16, "s32": torch.int32, "s64": torch.int64,
          "pred": torch.bool, "i1": torch.bool}
-SENT = {torch.int64: torch.int32}
 NOWHERE: Place = (-1, 0)
-MANY = 8  # shapes of one program, at which a warning is due
+MANY = 8  # shapes of one program, or exports for one form of arguments, at which a warning is due
+KEPT = 16  # exports for one form of arguments
 
 
 def aligned(size: int) -> int:
     return -(-size // ALIGNMENT) * ALIGNMENT
 
 
-def bytes_of(t: Tensor | Draw, dtype: torch.dtype | None = None) -> int:
-    size: int = t.numel() * (dtype or t.dtype).itemsize
+def bytes_of(t: Tensor | Draw) -> int:
+    size: int = t.numel() * t.dtype.itemsize
     return size
 
 
 def view(memory: Memory, offset: int, dtype: torch.dtype, shape: Sequence[int]) -> Tensor:
     """Makes a tensor of shared memory, which it keeps."""
     count, raw = math.prod(shape), memory.raw
+    # No view of another tensor: the user may change what a call gives in place.
     if isinstance(raw, ctypes.Array):
         if count == 0:
             return torch.empty(tuple(shape), dtype=dtype)
-        return torch.frombuffer(raw, dtype=dtype, count=count, offset=offset).view(tuple(shape))
+        return torch.frombuffer(raw, dtype=dtype, count=count, offset=offset).resize_(tuple(shape))
     whole: Tensor = torch.as_tensor(raw, device=raw.device)  # where it is, so without a copy
-    return whole[offset:offset + count * dtype.itemsize].view(dtype).view(tuple(shape))
+    at = (whole.storage_offset() + offset) // dtype.itemsize
+    return torch.empty(0, dtype=dtype, device=whole.device).set_(whole.untyped_storage(), at, tuple(shape))
 
 
 class Draw(NamedTuple):
@@ -68,7 +71,7 @@ def copied(child: Child, tensors: Sequence[Tensor | Draw | None]) -> tuple[list[
     places, total = [], 0
     for t in tensors:
         places.append(total)
-        total += 0 if t is None else aligned(bytes_of(t, SENT.get(t.dtype)))
+        total += 0 if t is None else aligned(bytes_of(t))
     if total == 0:
         return [NOWHERE] * len(places), None
     memory = child.memory(total)
@@ -76,7 +79,7 @@ def copied(child: Child, tensors: Sequence[Tensor | Draw | None]) -> tuple[list[
         if isinstance(t, Draw):
             view(memory, at, t.dtype, t.shape).bernoulli_(t.keep)
         elif t is not None:
-            view(memory, at, SENT.get(t.dtype, t.dtype), t.shape).copy_(t.detach())
+            view(memory, at, t.dtype, t.shape).copy_(t.detach())
     return ([NOWHERE if t is None else memory.place(at) for t, at in zip(tensors, places)],
             view(memory, 0, torch.uint8, [1]))
 
@@ -136,9 +139,18 @@ class Variant:
 
     def outputs(self, results: Sequence[Tensor]) -> list[Tensor | int | None]:
         """Gives what the program returns, in the caller's shapes and types."""
-        return [o.get("number") if o["result"] < 0 else
-                results[o["result"]].view(tuple(o["dims"] or ())).to(TYPES[o["type"]])
-                for o in self.said["outputs"] or ()]
+        given: dict[int, str | None] = {}  # by result, the name of the value that has it
+        out: list[Tensor | int | None] = []
+        for i, o in enumerate(self.said["outputs"] or ()):
+            if o["result"] < 0:
+                out.append(o.get("number"))
+                continue
+            t, shape = results[o["result"]], tuple(o["dims"] or ())
+            name = self.program.names[i] if i < len(self.program.names) else None
+            if given.setdefault(o["result"], name) != name:
+                t = t.clone()  # another tensor, which the user may change
+            out.append((t if t.shape == shape else t.view(shape)).to(TYPES[o["type"]]))
+        return out
 
 
 class _Call(torch.autograd.Function):
@@ -193,6 +205,7 @@ class Store:
         # What the module consists of: another part is another program.
         self.parts = [(group, tuple(group.values()) if group is part._modules else None, len(group))
                       for part in module.modules() for group in (part._modules, part._parameters, part._buffers)]
+        self.none = [(group, key) for group, _, _ in self.parts for key, t in group.items() if t is None]
         self.places: dict[str, Place] = {}
         self.version = 0  # of places
         self.views: dict[str, Tensor] = {}
@@ -244,13 +257,15 @@ class Store:
         for group, parts, count in self.parts:
             if len(group) != count or parts and any(a is not b for a, b in zip(group.values(), parts)):
                 return False
-        return True
+        return all(group.get(key) is None for group, key in self.none)
 
     def refresh(self) -> bool:
         """Copies tensors that were replaced, and makes them shared again; False if one no longer fits."""
         for name, mine in self.views.items():
             group, key = self.slots[name]
-            t = group[key]
+            t = group.get(key)
+            if t is None:
+                return False
             if t.data_ptr() == mine.data_ptr():
                 continue
             if t.shape != mine.shape or t.dtype != mine.dtype or t.device != mine.device:
@@ -262,14 +277,17 @@ class Store:
 
 
 class Program:
-    """One export of a module: for one form of its arguments, and for training or evaluation."""
+    """One export of a module: for one form of its arguments, and for the module as it is."""
 
-    def __init__(self, child: Child, exported: Any, said: Mapping[str, Any]) -> None:
+    def __init__(self, exported: Any, said: Mapping[str, Any], watch: Watch) -> None:
         self.exported = exported
+        self.watch = watch
         self.tree = exported.call_spec.out_spec
         self.values = [getattr(spec.arg, "value", None) for spec in exported.graph_signature.output_specs]
+        self.names = [getattr(spec.arg, "name", None) for spec in exported.graph_signature.output_specs]
         self.number: int = said["program"]
         self.variants: dict[object, Variant] = {}
+        self.known: dict[object, dict[Any, int] | None] = {}  # symbols by the shapes of inputs
         self.bound = 0
         self.bounds = Bounds(exported)
         names = exported.graph_signature.user_inputs
@@ -281,19 +299,35 @@ class Program:
         return pytree.tree_unflatten([value if t is None else t for value, t in zip(self.values, outputs)],
                                      self.tree)
 
-    def takes(self, inputs: Sequence[Tensor]) -> bool:
-        """Says whether sizes are in the range of the export."""
+    def symbols(self, inputs: Sequence[Tensor]) -> dict[Any, int] | None:
+        """Gives the sizes that symbols of the export stand for; None if the export has other sizes."""
+        key = tuple(t.shape for t in inputs)
+        if key not in self.known:
+            self.known[key] = self._symbols(key)
+        return self.known[key]
+
+    def _symbols(self, shapes: Sequence[Sequence[int]]) -> dict[Any, int] | None:
         ranges = self.exported.range_constraints
-        for t, sizes in zip(inputs, self.sizes):
-            for n, size in zip(t.shape, sizes):
-                if isinstance(size, int):
-                    if n != size:
-                        return False
-                    continue
-                e = size.node.expr
-                if e in ranges and not ranges[e].lower <= n <= ranges[e].upper:
-                    return False
-        return len(inputs) == len(self.sizes)
+        found: dict[Any, int] = {}
+        pairs = [(n, size) for shape, sizes in zip(shapes, self.sizes) for n, size in zip(shape, sizes)]
+        for n, size in pairs:
+            if isinstance(size, int):
+                if n != size:
+                    return None
+                continue
+            e = size.node.expr
+            if e in ranges and not ranges[e].lower <= n <= ranges[e].upper:
+                return None
+            if e.is_Symbol and found.setdefault(e, n) != n:
+                return None
+        symbolic = [(n, size.node) for n, size in pairs if not isinstance(size, int)]
+        if len(shapes) != len(self.sizes) or any(node.expr.subs(found) != n for n, node in symbolic):
+            return None
+        for _, node in symbolic[:1]:  # what the module asked of sizes on its way
+            known = {**{s: e.subs(found) for s, e in node.shape_env.replacements.items()}, **found}
+            if any(guard.expr.subs(known) == False for guard in node.shape_env.guards):  # noqa: E712
+                return None
+        return found
 
 
 class Runtime:
@@ -304,6 +338,8 @@ class Runtime:
         self.verbose = verbose
         self.exports = 0
         self.compiles = 0
+        self.empty = 0  # calls without elements
+        self.again = 0  # exports since something has changed
         self.seconds = {"export": 0.0, "compile": 0.0}
         self.last: Variant | None = None
         self.notes: list[str] = []  # for the report
@@ -323,12 +359,20 @@ class Runtime:
         with torch.inference_mode(False):  # parameters outlive a call in inference mode
             if not self.store.same() or not self.store.refresh():
                 self.reset()
-        program = self.program(args, kwargs, leaves, tree, inputs)
-        program.bounds.check(inputs)
-        return self.variant(program, inputs, nodes), inputs
+        while True:
+            program = self.program(args, kwargs, leaves, tree, inputs)
+            program.bounds.check(inputs, program.symbols(inputs) or {})
+            known = len(program.watch.fixed)
+            variant = self.variant(program, inputs, nodes)
+            # What became a constant for these sizes only may have changed since the export.
+            if len(program.watch.fixed) == known or not program.watch.changed():
+                return variant, inputs
 
     def call(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Runs the module in the engine."""
+        """Runs the module in the engine; without any element there is nothing to run there."""
+        if any(t.numel() == 0 for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, Tensor)):
+            self.empty += 1
+            return self.module.forward(*args, **kwargs)
         variant, inputs = self.prepare(args, kwargs)
         self.last = variant
         if variant.differentiable and torch.is_grad_enabled():
@@ -342,11 +386,14 @@ class Runtime:
                 inputs: list[Tensor]) -> Program:
         kind = self.device.type
         cast = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
-        key = (tuple(m.training for m in self.module.modules()), cast, tree, tuple(map(_form, leaves)))
-        known = self.programs.setdefault(key, [])
-        for program in known:
-            if program.takes(inputs):
+        known = self.programs.setdefault((cast, tree, tuple(map(_form, leaves))), [])
+        why = ""
+        for program in reversed(known):
+            if program.symbols(inputs) is None:
+                continue
+            if not (changed := program.watch.changed()):
                 return program
+            why = why or changed
         if home(self.module) != self.device:
             self.reset()
             return self.program(args, kwargs, leaves, tree, inputs)
@@ -356,14 +403,29 @@ class Runtime:
         began = time.monotonic()
         with tempfile.TemporaryDirectory(prefix="deepwell-") as folder:
             path = os.path.join(folder, "module.pt2")
-            exported = export(self.module, args, kwargs, path)
+            with using(self.module) as used, hooked(self.module):
+                exported = export(self.module, args, kwargs, path)
             said = self.child.request("open", path=path)
         self.exports += 1
         self.seconds["export"] += time.monotonic() - began
-        program = Program(self.child, exported, said)
+        watch = Watch(self.module, used, exported.constants)
+        for spec in exported.graph_signature.input_specs:
+            if spec.target in self.store.slots and not live(self.store.tensor(spec.target), spec):
+                watch.fix(spec.target, *self.store.slots[spec.target])
+        program = Program(exported, said, watch)
         weakref.finalize(program, _close, weakref.ref(self.child), program.number).atexit = False
         known.append(program)
-        self._say(f"exported in {time.monotonic() - began:.1f} s")
+        del known[:-KEPT]
+        if why:
+            self.again += 1
+            if self.again == MANY:
+                warnings.warn(f"{type(self.module).__name__} is exported again, for the {MANY}th time, since {why} has "
+                              "changed: each export takes time; keep what changes often outside the module, or in "
+                              "a parameter or a buffer of numbers with a fraction", stacklevel=2)
+        if used.changed:
+            warnings.warn(f"the forward of {type(self.module).__name__} changes {', '.join(used.changed)}, which "
+                          "calls of an optimized module do not", stacklevel=2)
+        self._say(f"exported in {time.monotonic() - began:.1f} s" + (f", since {why} has changed" if why else ""))
         return program
 
     def variant(self, program: Program, inputs: Sequence[Tensor],
@@ -385,6 +447,9 @@ class Runtime:
                               "first: each takes time and memory; pad inputs to few sizes", stacklevel=2)
             self.seconds["compile"] += time.monotonic() - began
             with torch.inference_mode(False):
+                for name in said["fixed"] or ():
+                    if name in self.store.slots:
+                        program.watch.fix(name, *self.store.slots[name])
                 self.store.add(self.child, said["params"] or ())
             variant = program.variants[key] = Variant(self, program, said, needs)
             self._say(f"compiled for {[tuple(t.shape) for t in inputs]} in {time.monotonic() - began:.1f} s")
@@ -396,6 +461,11 @@ class Runtime:
     def _say(self, text: str) -> None:
         if self.verbose:
             print(f"deepwell: {type(self.module).__name__} {text}", flush=True)
+
+
+def live(t: Tensor, spec: Any) -> bool:
+    """Says whether the engine reads a tensor in each call; others are constants of the program."""
+    return t.is_floating_point() and (isinstance(t, nn.Parameter) or bool(spec.persistent))
 
 
 def elsewhere(what: str, device: torch.device, other: torch.device | None = None) -> Error:
@@ -431,6 +501,24 @@ def _close(child: weakref.ref[Child], number: int) -> None:
         c.closed.append(number)
 
 
+# Operators that take numbers with a fraction of one type only, and say so when they run.
+PRODUCTS = {getattr(torch.ops.aten, name).default for name in (
+    "linear", "matmul", "mm", "bmm", "addmm", "baddbmm", "mv", "dot", "einsum", "bilinear",
+    "scaled_dot_product_attention")}
+
+
+def same_types(graph: fx.Graph) -> None:
+    """Raises what eager PyTorch raises for a product of different types, which an export lets pass."""
+    for n in graph.nodes:
+        if n.target not in PRODUCTS or any(map(torch.is_autocast_enabled, ("cpu", "cuda"))):
+            continue
+        values = [x.meta.get("val") for x in n.all_input_nodes]
+        kinds = {v.dtype: None for v in values if isinstance(v, Tensor) and v.dtype.is_floating_point}
+        if len(kinds) > 1:
+            raise RuntimeError(f"{n.target} takes numbers of the same dtype, but got "
+                               + " and ".join(str(k).removeprefix("torch.") for k in kinds))
+
+
 def export(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], path: str) -> Any:
     """Exports a module as it is called, with sizes that may change where they can, and saves it."""
     with torch.enable_grad(), _export.used(module):
@@ -448,6 +536,7 @@ def export(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], pat
                 raise Error("DW2106", "torch.export cannot export the module",
                             cause=str(e).strip().splitlines()[0] if str(e).strip() else type(e).__name__,
                             fix="see the exception that this one comes from") from e
+    same_types(exported.graph)
     state, light = exported.state_dict, {}
     shadows: dict[int, nn.Parameter] = {}  # tied parameters stay one
     for spec in exported.graph_signature.input_specs:

@@ -10,6 +10,7 @@ import os
 import pathlib
 import tempfile
 import time
+import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -144,6 +145,9 @@ class Trainer:
             raise said.error
         if self._module is not None:
             _write_back(self._module, str(folder))
+        if done.step < steps and feed.sent < steps:
+            warnings.warn(f"the dataloader has ended after step {done.step} of {steps}; the run is saved in {folder}, "
+                          "and run= goes on with it", stacklevel=2)
         return done
 
     def __repr__(self) -> str:

@@ -164,6 +164,9 @@ def test_arrays_of_torch() -> None:
     for kind in (torch.int64, torch.int32, torch.int16):
         for array in (rows.to(kind), rows.to(kind).T.contiguous().T, rows.to(kind).numpy()):
             assert bytes(_batches.ints("x", array).data) == want
+    for wrong in (2**32 + 1, -2**33):
+        with pytest.raises(IndexError, match=f"x has the number {wrong}"):
+            _batches.ints("x", torch.tensor([[1, wrong]]))
     with pytest.raises(dw.Error, match="float32.*not integers"):
         _batches.ints("x", rows.float())
     encoding = transformers.BatchEncoding({"input_ids": rows, "labels": rows})

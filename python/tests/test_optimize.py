@@ -412,6 +412,221 @@ class Optimized(unittest.TestCase):
             m.h[0].attn.out = nn.Sequential(m.h[0].attn.out, nn.Tanh())
         self.agree(model, eager, batch())
 
+    def close(self, model: Any, eager: Any, *args: Any) -> None:
+        """A call of both, without gradients."""
+        with torch.no_grad():
+            have, want = model(*args), eager(*args)
+        self.assertEqual(have.dtype, want.dtype)
+        self.assertTrue(torch.allclose(have, want, atol=1e-5, equal_nan=True), f"{have}, eager {want}")
+
+    def test_what_an_export_reads(self) -> None:
+        """Attributes, flags and hooks that an export has read make another one, and no others do."""
+        class Part(nn.Module):
+            shift = 0.0
+
+            def __init__(self) -> None:
+                super().__init__()
+                self.linear, self.drop, self.plain = nn.Linear(4, 4), nn.Dropout(0.0), torch.ones(4)
+                self.scale, self.active, self.keys, self.steps = 2.0, True, {"by": [1.0]}, 0
+
+            def forward(self, x: torch.Tensor) -> torch.Tensor:
+                y = self.linear(x) * self.scale * self.keys["by"][0] * self.plain + self.shift
+                return self.drop(y.relu() if self.active else y)
+
+        eager = nn.Sequential(Part(), Part())
+        model, x = dw.optimize(eager), torch.randn(3, 4)
+        runtime, part = type(model)._deepwell, eager[1]
+        self.close(model, eager, x)
+
+        def hook() -> None:
+            self.hook = part.linear.register_forward_hook(lambda module, args, y: y * 0.5)
+
+        changes: list[tuple[Any, int]] = [  # and how many exports there are then
+            (lambda: setattr(part, "scale", 5.0), 2), (lambda: setattr(part, "scale", 2.0), 2),
+            (lambda: setattr(part, "active", False), 3), (lambda: setattr(part, "steps", 1), 3),
+            (lambda: part.keys["by"].__setitem__(0, 3.0), 4), (lambda: part.plain.mul_(2), 5),
+            (lambda: setattr(part, "plain", torch.zeros(4)), 6), (lambda: setattr(part, "shift", 1.0), 7),
+            (hook, 8), (lambda: self.hook.remove(), 8), (lambda: part.drop.eval(), 9),
+            (lambda: setattr(part.linear, "forward", lambda x: x), 10), (lambda: None, 10)]
+        with self.assertWarnsRegex(UserWarning, "for the 8th time"):
+            for i, (change, exports) in enumerate(changes):
+                change()
+                with self.subTest(i):
+                    self.close(model, eager, x)
+                    self.assertEqual(runtime.exports, exports)
+
+    def test_attributes_that_forward_changes(self) -> None:
+        class Counts(nn.Module):
+            calls = 0
+
+            def __init__(self) -> None:
+                super().__init__()
+                self.calls = 1
+
+            def forward(self, x: torch.Tensor) -> torch.Tensor:
+                self.calls += 1
+                return x * self.calls
+
+        with self.assertWarnsRegex(UserWarning, "changes calls, which calls of an optimized module do not"):
+            dw.optimize(Counts())(torch.ones(2))
+
+    def test_hooks(self) -> None:
+        """A module's own run around a call; those of parts are exported, or refused by name."""
+        eager, x = nn.Sequential(nn.Linear(4, 4)), torch.randn(3, 4)
+        eager.register_forward_hook(lambda module, args, y: y * 2)
+        seen: list[torch.Tensor] = []
+        eager.register_forward_pre_hook(lambda module, args: seen.append(args[0]))
+        model = dw.optimize(eager)
+        self.close(model, eager, x)
+        model(x)
+        self.assertEqual([type(t) for t in seen], [torch.Tensor] * 3)
+        refused: list[tuple[Any, str]] = [
+            (lambda: eager[0].register_forward_hook(lambda *_: None), "0 has a forward hook"),
+            (lambda: eager[0].register_full_backward_hook(lambda *_: None), "0 has a backward hook")]
+        for add, word in refused:
+            handle = add()
+            with self.assertRaisesRegex(dw.Error, word):
+                model(x)
+            handle.remove()
+        self.close(model, eager, x)
+
+    def test_constants_that_change(self) -> None:
+        """A mask is a constant of the program until somebody writes into it."""
+        class Masked(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.register_buffer("mask", torch.ones(5, 5).tril().bool())
+                self.register_buffer("bias", torch.zeros(5, 5).masked_fill(torch.ones(5, 5).triu(1) > 0, -1e9))
+                self.register_buffer("some", None)
+
+            def forward(self, q: torch.Tensor) -> torch.Tensor:
+                y = F.scaled_dot_product_attention(q, q, q, attn_mask=self.mask)
+                z = (q @ q.transpose(-1, -2) + self.bias).softmax(-1) @ q
+                return y + z if self.some is None else y + z + self.some
+
+        eager = Masked()
+        model, q = dw.optimize(eager), torch.randn(1, 2, 5, 4)
+        runtime = type(model)._deepwell
+        self.close(model, eager, q)
+        near = [(torch.arange(5)[:, None] - torch.arange(5) < n).logical_and(eager.mask) for n in (2, 3)]
+        changes: list[tuple[Any, int]] = [
+            (lambda: eager.load_state_dict(eager.state_dict()), 1),  # the same values
+            (lambda: eager.mask.copy_(near[0]), 2), (lambda: setattr(eager, "mask", near[1]), 3),
+            (lambda: eager.bias.zero_(), 4), (lambda: setattr(eager, "some", torch.ones(4)), 5)]
+        for i, (change, exports) in enumerate(changes):
+            change()
+            with self.subTest(i):
+                self.close(model, eager, q)
+                self.assertEqual(runtime.exports, exports)
+
+    def test_whole_numbers_of_64_bits(self) -> None:
+        class Whole(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.register_buffer("by", torch.tensor([2**40 + 1, 2**25 + 1, 3]))
+
+            def forward(self, i: torch.Tensor) -> Any:
+                return i * i, i * self.by, i + 2**33, i.sum(-1), (i.float() * 1e3).long(), i * 1_000_003
+
+        i = torch.tensor([[2**30, 12345, -7], [2**30, 2**21, 5]])
+        for have, want in zip(dw.optimize(Whole())(i), Whole()(i), strict=True):
+            self.assertTrue(torch.equal(have, want), f"{have}, eager {want}")
+
+    def test_numbers_along_axes(self) -> None:
+        """Numbers that are out of range raise what eager raises, along any axis and of any size."""
+        chosen: dict[str, Any] = {
+            "gather": lambda x, i: x.gather(-1, i[:, :1, None].expand(3, 5, 4)),
+            "index_select": lambda x, i: x.index_select(1, i[0]), "rows": lambda x, i: x[i],
+            "places": lambda x, i: x[:, :, i[1]], "index_add": lambda x, i: x.index_add(2, i[0], x[:, :, :2])}
+
+        class Choose(nn.Module):
+            def __init__(self, name: str) -> None:
+                super().__init__()
+                self.w, self.name = nn.Parameter(torch.ones(4)), name
+
+            def forward(self, x: torch.Tensor, i: torch.Tensor) -> Any:
+                return chosen[self.name](x * self.w, i)
+
+        x = torch.randn(3, 5, 4)
+        for name in chosen:
+            eager = Choose(name)
+            model = dw.optimize(eager)
+            self.close(model, eager, x, torch.tensor([[0, 1], [2, 1], [1, 0]]))
+            for wrong in (9, -9):
+                i = torch.full((3, 2), wrong)
+                with self.subTest(name), self.assertRaises((IndexError, RuntimeError)) as want:
+                    eager(x, i)
+                with self.subTest(name), self.assertRaisesRegex(type(want.exception), f"i has the number {wrong}"):
+                    model(x, i)
+
+    def test_sizes_that_a_module_asks_about(self) -> None:
+        """Another size is another export where the module went another way, and not an error."""
+        class Asks(nn.Module):
+            def forward(self, x: torch.Tensor) -> torch.Tensor:
+                rows, columns = x.shape
+                return x * 2 + (1 if rows == columns else 0) + (10 if rows + columns > 9 else 0)
+
+        model = dw.optimize(Asks())
+        for sizes in ((3, 3), (3, 5), (4, 4), (2, 7), (5, 5), (7, 4), (3, 3), (1, 4)):
+            with self.subTest(sizes):
+                self.close(model, Asks(), torch.randn(sizes))
+
+    def test_no_elements(self) -> None:
+        eager = nn.Linear(4, 2)
+        model = dw.optimize(copy.deepcopy(eager))
+        for rows in (3, 0):
+            model(torch.ones(rows, 4)).sum().backward(), eager(torch.ones(rows, 4)).sum().backward()
+            self.assertLess(distance(model.weight.grad, eager.weight.grad), GRADIENTS)
+        self.assertEqual(model(torch.ones(0, 4)).shape, (0, 2))
+        self.assertIn("2 calls without elements ran in PyTorch", str(model.report))
+
+    def test_types_as_eager(self) -> None:
+        with self.assertRaisesRegex(RuntimeError, "same dtype, but got"):
+            dw.optimize(nn.Linear(4, 4))(torch.ones(2, 4, dtype=torch.float64))
+
+        class Sums(nn.Module):
+            def forward(self, x: torch.Tensor) -> torch.Tensor:
+                return x.relu().sum(dim=[])
+
+        x, y = (torch.tensor([[[float("nan"), -1.0, 0.0, 2.0]]], requires_grad=True) for _ in range(2))
+        have, want = dw.optimize(Sums())(x), Sums()(y)
+        self.assertEqual(have.shape, want.shape)
+        have.backward(), want.backward()
+        assert x.grad is not None and y.grad is not None
+        self.assertEqual(x.grad.tolist(), y.grad.tolist())
+
+    def test_outputs_that_change_in_place(self) -> None:
+        class Two(nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.linear = nn.Linear(4, 4)
+
+            def forward(self, x: torch.Tensor) -> Any:
+                y = self.linear(x)
+                return y, y.clone()
+
+        eager, x = Two(), torch.randn(3, 4)
+        model = dw.optimize(copy.deepcopy(eager))
+        for m in (model, eager):
+            y, z = m(x)
+            y.mul_(3).add_(1)
+            (y.square().sum() + z.sum()).backward()
+        self.assertLess(distance(model.linear.weight.grad, eager.linear.weight.grad), GRADIENTS)
+
+    def test_queries_that_see_no_key(self) -> None:
+        class Masked(nn.Module):
+            def forward(self, q: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+                return F.scaled_dot_product_attention(q, q, q, attn_mask=mask)
+
+        mask = torch.zeros(1, 1, 4, 4)
+        mask[..., 2, :] = float("-inf")
+        x, y = (torch.arange(32.0).view(1, 2, 4, 4).sin().requires_grad_() for _ in range(2))
+        have, want = dw.optimize(Masked())(x, mask), Masked()(y, mask)
+        self.assertLess(distance(have, want), FORWARD)
+        have.square().sum().backward(), want.square().sum().backward()
+        assert x.grad is not None and y.grad is not None
+        self.assertLess(distance(x.grad, y.grad), GRADIENTS)
+
     def test_two_modules(self) -> None:
         """One module feeds another, and a gradient flows through both."""
         first, second = nn.Linear(8, 8), nn.Sequential(nn.Linear(8, 8), nn.GELU())
@@ -599,6 +814,30 @@ class Children(unittest.TestCase):
         again = dw.optimize(plain, batch())
         again(**batch())["loss"].backward()
         self.assertIsNotNone(plain.wte.weight.grad)
+
+    def test_forked_process(self) -> None:
+        """A fork has weights and gradients of its own, and cannot call what its parent optimized."""
+        model, x = dw.optimize(nn.Linear(4, 4)), torch.ones(2, 4)
+        model(x).sum().backward()
+        before, grad = model.weight.detach().clone(), model.weight.grad.clone()
+        read, write = os.pipe()
+        if (pid := os.fork()) == 0:
+            try:
+                torch.optim.SGD(model.parameters(), lr=1.0).step()
+                model.weight.grad.zero_()
+                try:
+                    model(x)
+                except dw.Error as e:
+                    os.write(write, f"{e.what} {torch.equal(model.weight, before - grad)}".encode())
+            finally:
+                os._exit(0)
+        os.close(write)
+        os.waitpid(pid, 0)
+        with open(read) as said:
+            self.assertRegex(said.read(), "belongs to the process that started it.* True$")
+        self.assertTrue(torch.equal(model.weight, before) and torch.equal(model.weight.grad, grad))
+        for _ in torch.utils.data.DataLoader([1, 2], num_workers=1):
+            model(x).sum().backward()
 
     def test_nothing_outlives_python(self) -> None:
         """The child ends when Python is killed, and an interrupt leaves a module that works."""

@@ -89,7 +89,8 @@ def test_precision_and_plan(model: str, tmp_path: pathlib.Path) -> None:
 
 
 def test_the_end_of_the_data_ends_a_run(model: str, tmp_path: pathlib.Path) -> None:
-    done = fit(model, iter(Loader(3)), tmp_path / "a", 6)
+    with pytest.warns(UserWarning, match="ended after step 3 of 6"):
+        done = fit(model, iter(Loader(3)), tmp_path / "a", 6)
     assert (done.step, done.steps) == (3, 6)
 
 
@@ -177,6 +178,8 @@ def test_a_stopped_run_is_saved(how: signal.Signals, model: str, tmp_path: pathl
 def test_integers() -> None:
     want = array.array("i", [1, 2, -100, 4]).tobytes()
     assert bytes(_batches.ints("x", [[1, 2], [-100, 4]]).data) == want
+    with pytest.raises(IndexError, match="x has a number of more than 32 bits"):
+        _batches.ints("x", [[1, 2**32]])
     long = "é" * 20_000
     text = _batches.error(ValueError(long))
     assert len(text) <= 8 + _batches.TEXT and text[8:].decode().startswith("ValueError: é")

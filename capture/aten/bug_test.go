@@ -1,0 +1,27 @@
+package aten
+
+import (
+	"strings"
+	"testing"
+
+	"github.com/deepwell/deepwell/capture/pt2"
+	"github.com/deepwell/deepwell/diag"
+)
+
+// A rule that fails is a bug with its code and its place, and no call that is not supported.
+func TestBugsAreNoRefusals(t *testing.T) {
+	m := &maker{}
+	m.node = &node{Node: &pt2.Node{Target: "aten.odd.default", Source: "model.py:7"}, m: m}
+	var list []int
+	m.guard(func() { list[2]++ }, func(why string) { m.missing.add(m.node, why) })
+	m.guard(func() { panic(refusal("a shape")) }, func(why string) { m.missing.add(m.node, why) })
+	e := diag.From(m.refused())
+	if e.Code != diag.Internal || !strings.Contains(e.What, "aten.odd.default at model.py:7") ||
+		!strings.Contains(e.Fix, "report") || strings.Contains(e.What, "runtime error") {
+		t.Errorf("a bug is said as\n%s", e.Format())
+	}
+	m.bug = nil
+	if e := diag.From(m.refused()); e.Code != diag.NotSupported {
+		t.Errorf("a refusal is said as\n%s", e.Format())
+	}
+}
