@@ -63,7 +63,7 @@ func stochastic() (list []kernel) {
 	add := func(name string, s fused.Source, f fused.FourForm) {
 		list = append(list, kernel{name, rows * cols * s.Parts,
 			func(gpu string) (*triton.Kernel, error) {
-				f.Added = gpu == "rtx6000pro"
+				f.Added, f.Tensors = gpu == "rtx6000pro", [][2]int{{0, 1}, {2, 3}}[:s.Parts]
 				return fused.NVFP4(fused.Matrix{Rows: rows, Cols: cols}, s, f)
 			}})
 	}

@@ -5,8 +5,9 @@ import tt "github.com/deepwell/deepwell/kernels/triton"
 // Amax finds, in one read of what a source computes, the largest magnitudes that the scales of
 // NVFP4 tensors come from: of the matrix itself, and of what the Hadamard transform makes of its
 // columns. Each program gives its tile's, as bits of float32, of which a NaN's are the largest.
+// For each part of the source there are, in the order of the results:
 //
-//	→ int32 [batch, programs] of the matrix, and of its transform where it is across
+//	int32 [batch, programs] of each part if it is along, and of its transform if it is across
 func Amax(m Matrix, s Source, along, across bool) (*tt.Kernel, error) {
 	m.Batch = max(m.Batch, 1)
 	args := s.args(m.Batch*m.Rows, m.Cols)
@@ -16,10 +17,12 @@ func Amax(m Matrix, s Source, along, across bool) (*tt.Kernel, error) {
 		wide = 256
 	}
 	programs := ceil(m.Rows, tileRows) * ceil(m.Cols, wide)
-	for i, name := range []string{"amax", "amaxt"} {
-		if []bool{along, across}[i] {
-			args = append(args, tt.Arg{Name: name, Elem: tt.I32, Shape: []int{m.Batch, programs},
-				Result: true})
+	for part := range s.Parts {
+		for i, name := range []string{"amax", "amaxt"} {
+			if []bool{along, across}[i] {
+				args = append(args, tt.Arg{Name: partName(name, part, s.Parts), Elem: tt.I32,
+					Shape: []int{m.Batch, programs}, Result: true})
+			}
 		}
 	}
 	b, v := tt.New(s.Name+"_amax"+Form{Along: along, Across: across}.suffix(), args...)
@@ -33,30 +36,20 @@ func Amax(m Matrix, s Source, along, across bool) (*tt.Kernel, error) {
 	case across && m.Rows%16 != 0:
 		b.Fail("transforms of 16 do not divide %d rows", m.Rows)
 	}
-	var top [2]tt.Value
+	at := b.Program(2).Mul(programs).Add(b.Program(0).Mul(launch.Grid[1])).Add(b.Program(1))
+	out := v[first:]
+	give := func(top tt.Value) {
+		b.Store(out[0].At(at), top.Shl(16))
+		out = out[1:]
+	}
 	for _, y := range s.Compute(t, v) {
 		y = y.To(tt.BF16)
 		if along {
-			top[0] = larger(top[0], magnitude(y).Largest(1).Largest(0))
+			give(magnitude(y).Largest(1).Largest(0))
 		}
 		if across {
-			top[1] = larger(top[1], magnitude(hadamard(t, y)).Largest(2).Largest(1).Largest(0))
-		}
-	}
-	at := b.Program(2).Mul(programs).Add(b.Program(0).Mul(launch.Grid[1])).Add(b.Program(1))
-	out := v[first:]
-	for _, n := range top {
-		if n != nil {
-			b.Store(out[0].At(at), n.Shl(16))
-			out = out[1:]
+			give(magnitude(hadamard(t, y)).Largest(2).Largest(1).Largest(0))
 		}
 	}
 	return b.Kernel(launch)
-}
-
-func larger(x, y tt.Value) tt.Value {
-	if x == nil {
-		return y
-	}
-	return x.Max(y)
 }

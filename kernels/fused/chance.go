@@ -7,9 +7,8 @@ import tt "github.com/deepwell/deepwell/kernels/triton"
 // first.
 type chance struct {
 	*tile
-	all        int
-	rows, cols tt.Value // the places of rows and columns in the whole
-	key        [2]key   // of what lies along rows, and along columns
+	seed, step, layer tt.Value
+	rows, cols        tt.Value // the places of rows and columns in the whole
 }
 
 // A key is made of seed, step, layer and tensor.
@@ -20,17 +19,16 @@ const tensors = 64
 
 // newChance takes [seed, step, layer] and the places. The places of four elements that share bits
 // follow each other.
-func newChance(t *tile, f FourForm, all int, noise, rows, cols tt.Value) *chance {
-	c := &chance{tile: t, all: all, rows: rows, cols: cols}
+func newChance(t *tile, noise, rows, cols tt.Value) *chance {
 	word := func(i int) tt.Value { return t.b.Load(noise.At(t.b.Full(i, tt.I32))) }
-	seed, step, layer := word(0), word(1), word(2)
-	for i, tensor := range f.Tensor {
-		if f.Chance[i] {
-			a := mix(seed.Xor(mix(step.Xor(mix(layer.Mul(tensors).Add(tensor))))))
-			c.key[i] = key{a, mix(a.Xor(murmur1))}
-		}
-	}
-	return c
+	return &chance{t, word(0), word(1), word(2), rows, cols}
+}
+
+// key makes the key of a tensor.
+func (c *chance) key(tensor int) key {
+	a := mix(c.step.Xor(mix(c.layer.Mul(tensors).Add(tensor))))
+	a = mix(c.seed.Xor(a))
+	return key{a, mix(a.Xor(murmur1))}
 }
 
 // The factors of MurmurHash3's finalizer, with signs.
@@ -60,21 +58,21 @@ func (c *chance) load(places, at, here tt.Value, n int) tt.Value {
 }
 
 // along gives the bits of four columns each, [32, wide/4].
-func (c *chance) along(from int) tt.Value {
+func (c *chance) along(k key) tt.Value {
 	col := c.b.Program(1).Mul(c.wide).Add(c.b.Range(c.wide / 4).Mul(4))
-	return c.key[0].hash(c.load(c.rows, c.globalRow(), c.row, c.tile.rows),
-		c.load(c.cols, col.Add(from), col, c.tile.cols))
+	return k.hash(c.load(c.rows, c.globalRow(), c.row, c.tile.rows),
+		c.load(c.cols, col, col, c.tile.cols))
 }
 
 // across gives the bits of four rows each, transposed: [wide, 8].
-func (c *chance) across(from int) tt.Value {
+func (c *chance) across(k key) tt.Value {
 	row := c.b.Program(0).Mul(tileRows).Add(c.b.Range(tileRows / 4).Mul(4))
 	at := row
 	if c.batch > 1 {
 		at = row.Add(c.b.Program(2).Mul(c.tile.rows))
 	}
-	return c.key[1].hash(c.load(c.rows, at, row, c.tile.rows),
-		c.load(c.cols, c.col.Add(from), c.col, c.tile.cols)).Trans(1, 0)
+	return k.hash(c.load(c.rows, at, row, c.tile.rows),
+		c.load(c.cols, c.col, c.col, c.tile.cols)).Trans(1, 0)
 }
 
 // roundFour rounds four float32 numbers to E2M1 by 8 of 32 random bits each, the first into the

@@ -105,7 +105,7 @@ func (f *four) want(t *testing.T, batch int) (list [4][]byte) {
 	x := f.x[batch*n:][:n]
 	var err error
 	key := func(i int) codec.Key {
-		return codec.NewKey(uint32(f.seed), uint32(f.step), uint32(f.layer)*64+uint32(f.Tensor[i]))
+		return codec.NewKey(uint32(f.seed), uint32(f.step), uint32(f.layer)*64+uint32(f.Tensors[0][i]))
 	}
 	first := f.row + int32(batch*f.Rows)
 	if f.Along {
@@ -200,7 +200,7 @@ func forms() (list []fused.FourForm) {
 					if added && chance == [2]bool{} {
 						continue
 					}
-					list = append(list, fused.FourForm{Form: f, Chance: chance, Tensor: [2]int{6, 7}, Added: added})
+					list = append(list, fused.FourForm{Form: f, Chance: chance, Tensors: [][2]int{{6, 7}}, Added: added})
 				}
 			}
 		}
@@ -250,7 +250,8 @@ func TestNVFP4StochasticOfHostileRows(t *testing.T) {
 				}
 			}
 			f := &four{Matrix: fused.Matrix{Batch: 1, Rows: d[0], Cols: d[1]}, x: x, seed: 1, step: 2,
-				FourForm: fused.FourForm{Form: fused.Form{Along: true}, Chance: [2]bool{true}, Added: added}}
+				FourForm: fused.FourForm{Form: fused.Form{Along: true}, Chance: [2]bool{true},
+					Tensors: [][2]int{{0, 0}}, Added: added}}
 			k, err := fused.NVFP4(f.Matrix, source(t, "quantize"), f.FourForm)
 			if err != nil {
 				t.Fatal(err)
@@ -273,12 +274,55 @@ func TestNVFP4StochasticOfHostileRows(t *testing.T) {
 	}
 }
 
+// Each part of a source has its own scales and random bits.
+func TestNVFP4StochasticParts(t *testing.T) {
+	r, s := rand.New(rand.NewPCG(22, 16)), source(t, "swiglu_grad")
+	form := fused.FourForm{Form: fused.Form{Along: true, Across: true}, Chance: [2]bool{true, true},
+		Tensors: [][2]int{{8, 9}, {10, 11}}}
+	for _, d := range [][2]int{{64, 160}, {128, 256}} {
+		in, at := operands(r, s, d[0], d[1])
+		y := matrix(s, d[0], d[1], at)
+		k, err := fused.NVFP4(fused.Matrix{Rows: d[0], Cols: d[1]}, s, form)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var parts []*four
+		for p := range s.Parts {
+			f := &four{Matrix: fused.Matrix{Batch: 1, Rows: d[0], Cols: d[1]}, FourForm: form, seed: 3, row: 7}
+			f.Tensors = form.Tensors[p : p+1]
+			for from := p * d[1]; from < len(y); from += s.Parts * d[1] {
+				f.x = append(f.x, y[from:from+d[1]]...)
+			}
+			parts = append(parts, f)
+			in = append(in, f.operands()[1:3]...)
+		}
+		in = append(in, parts[0].operands()[3:]...)
+		all := arrays(k, in...)
+		if err := run.Kernel(k, all); err != nil {
+			t.Fatal(err)
+		}
+		for p, f := range parts {
+			for i, want := range f.want(t, 0) {
+				got := all[len(in)+4*p+i]
+				if n, _ := differ(got, want); float64(n) > mostFlips*float64(len(got)) {
+					t.Errorf("%v: part %d: %d of %d bytes of result %d differ", d, p, n, len(got), i)
+				}
+			}
+		}
+	}
+	form.Tensors = form.Tensors[:1]
+	if _, err := fused.NVFP4(fused.Matrix{Rows: 64, Cols: 160}, s, form); err == nil {
+		t.Error("a part without a number is taken")
+	}
+}
+
 // Errors that are planted in the text of a stochastic kernel are found.
 func TestPlantedErrorsOfChance(t *testing.T) {
 	for _, added := range []bool{false, true} {
 		f := &four{Matrix: fused.Matrix{Batch: 1, Rows: 64, Cols: 160}, seed: 9, step: 4, layer: 2, row: 64,
 			x: mild(rand.New(rand.NewPCG(22, 13)), 64*160, false), FourForm: fused.FourForm{
-				Form: fused.Form{Along: true, Across: true}, Chance: [2]bool{true, true}, Added: added}}
+				Form: fused.Form{Along: true, Across: true}, Chance: [2]bool{true, true},
+				Tensors: [][2]int{{0, 1}}, Added: added}}
 		k, err := fused.NVFP4(f.Matrix, source(t, "quantize"), f.FourForm)
 		if err != nil {
 			t.Fatal(err)

@@ -335,11 +335,7 @@ func TestNVFP4(t *testing.T) {
 	r := rand.New(rand.NewPCG(22, 5))
 	for _, s := range fused.Sources() {
 		t.Run(s.Name, func(t *testing.T) {
-			list := shapes
-			if s.Parts == 1 {
-				list = slices.Concat(shapes, oddShapes)
-			}
-			for i, d := range list {
+			for i, d := range slices.Concat(shapes, oddShapes) {
 				k, err := fused.NVFP4(fused.Matrix{Rows: d[0], Cols: d[1]}, s, fused.FourForm{Form: both})
 				if err != nil {
 					t.Fatal(err)
@@ -348,18 +344,29 @@ func TestNVFP4(t *testing.T) {
 				if s.Name == "quantize" && i%2 == 0 { // a NaN would be everywhere, by the tensor's scale
 					in, at = finite(in[0])
 				}
-				rows, cols := d[0], d[1]*s.Parts
-				want, amax := nvfp4(t, matrix(s, d[0], d[1], at), rows, cols)
-				for _, a := range amax {
-					in = append(in, binary.LittleEndian.AppendUint32(nil, math.Float32bits(a)))
+				y := matrix(s, d[0], d[1], at)
+				var want [][4][]byte
+				for p := range s.Parts {
+					var part []uint16
+					for from := p * d[1]; from < len(y); from += s.Parts * d[1] {
+						part = append(part, y[from:from+d[1]]...)
+					}
+					list, amax := nvfp4(t, part, d[0], d[1])
+					want = append(want, list)
+					for _, a := range amax {
+						in = append(in, binary.LittleEndian.AppendUint32(nil, math.Float32bits(a)))
+					}
 				}
 				all := arrays(k, in...)
 				if err := run.Kernel(k, all); err != nil {
 					t.Fatal(err)
 				}
 				got := all[len(in):]
-				hold(t, s, [][]byte{got[0], unswizzled(got[1], rows, cols/16), got[2],
-					unswizzled(got[3], cols, rows/16)}, want, rows, cols)
+				for _, list := range want {
+					hold(t, s, [][]byte{got[0], unswizzled(got[1], d[0], d[1]/16), got[2],
+						unswizzled(got[3], d[1], d[0]/16)}, list, d[0], d[1])
+					got = got[4:]
+				}
 			}
 		})
 	}

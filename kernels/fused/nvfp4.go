@@ -1,7 +1,9 @@
 package fused
 
 import (
+	"fmt"
 	"math"
+	"slices"
 
 	tt "github.com/deepwell/deepwell/kernels/triton"
 )
@@ -12,142 +14,176 @@ type FourForm struct {
 	// Tile gives one scale to 16×16 elements, as weights have it: codes are the same both ways, and
 	// columns are not transformed.
 	Tile bool
-	// Chance rounds blocks along rows, and blocks along columns, by random bits. Tensor numbers both
-	// among all tensors of a layer that are.
-	Chance [2]bool
-	Tensor [2]int
+	// Chance rounds blocks along rows, and blocks along columns, by random bits. Tensors numbers both
+	// among all tensors of a layer that are, for each part of the source.
+	Chance  [2]bool
+	Tensors [][2]int
 	// Added is for targets whose conversion takes no random bits (sm_120): integers are added.
 	Added bool
 }
 
-// operands are what the kernel reads beside its source: the largest magnitudes of the matrix and of
+// operands are what the kernel reads beside its source: the largest magnitudes of each part and of
 // what the transform makes of it; and for random bits seed, step and layer, and the places of rows
 // and columns in the whole.
-func (f FourForm) operands(m Matrix, all int) (list []tt.Arg) {
+func (f FourForm) operands(m Matrix, parts int) (list []tt.Arg) {
 	add := func(name string, e tt.Elem, n int) {
 		list = append(list, tt.Arg{Name: name, Elem: e, Shape: []int{n}})
 	}
-	if f.Along || f.Tile {
-		add("amax", tt.F32, 1)
-	}
-	if f.Across && !f.Tile {
-		add("amaxt", tt.F32, 1)
+	for part := range parts {
+		if f.Along || f.Tile {
+			add(partName("amax", part, parts), tt.F32, 1)
+		}
+		if f.Across && !f.Tile {
+			add(partName("amaxt", part, parts), tt.F32, 1)
+		}
 	}
 	if f.Chance[0] || f.Chance[1] {
 		add("noise", tt.I32, 3)
 		add("rowplace", tt.I32, m.Batch*m.Rows)
-		add("colplace", tt.I32, all)
+		add("colplace", tt.I32, m.Cols)
+	}
+	return list
+}
+
+// partName is the name of an array of a part.
+func partName(name string, part, parts int) string {
+	if parts == 1 {
+		return name
+	}
+	return fmt.Sprint(name, part)
+}
+
+// results are codes and scales of each part, in the order of NVFP4.
+func (f FourForm) results(m Matrix, parts int) (list []tt.Arg) {
+	for part := range parts {
+		add := func(name string, rows, cols int) {
+			shape := []int{m.Batch * rows, cols / 16}
+			if f.Swizzled {
+				shape = SwizzledShape(m.Batch*rows, cols/16)
+			}
+			list = append(list,
+				tt.Arg{Name: partName(name, part, parts), Elem: tt.I8, Shape: []int{m.Batch * rows, cols / 2},
+					Result: true},
+				tt.Arg{Name: partName(name+"s", part, parts), Elem: tt.E4M3, Shape: shape, Result: true})
+		}
+		if f.Along {
+			add("q", m.Rows, m.Cols)
+		}
+		if f.Across {
+			add("t", m.Cols, m.Rows)
+		}
 	}
 	return list
 }
 
 // NVFP4 quantizes what a source computes in one read: E2M1 codes, two to a byte, an E4M3 scale for
 // every 16, and a scale of the whole tensor, whose largest magnitudes are operands (see
-// [FourForm]). Columns go through the random Hadamard transform first.
+// [FourForm]). Columns go through the random Hadamard transform first. For each part of the source
+// there are, in the order of the results:
 //
-//	→ codes [batch·rows, n·cols/2] and scales of blocks of 16 along rows,
-//	  codes [batch·n·cols, rows/2] and scales of blocks of 16 along columns
+//	codes [batch·rows, cols/2] and scales of blocks of 16 along rows,
+//	codes [batch·cols, rows/2] and scales of blocks of 16 along columns
 func NVFP4(m Matrix, s Source, f FourForm) (*tt.Kernel, error) {
 	m.Batch = max(m.Batch, 1)
-	all := s.Parts * m.Cols
 	args := s.args(m.Batch*m.Rows, m.Cols)
 	first := len(args)
-	args = append(args, f.operands(m, all)...)
-	results := func(codes, scales string, rows, cols int) {
-		shape := []int{m.Batch * rows, cols / 16}
-		if f.Swizzled {
-			shape = SwizzledShape(m.Batch*rows, cols/16)
-		}
-		args = append(args,
-			tt.Arg{Name: codes, Elem: tt.I8, Shape: []int{m.Batch * rows, cols / 2}, Result: true},
-			tt.Arg{Name: scales, Elem: tt.E4M3, Shape: shape, Result: true})
-	}
-	if f.Along {
-		results("q", "qs", m.Rows, all)
-	}
-	if f.Across {
-		results("t", "ts", all, m.Rows)
-	}
+	args = slices.Concat(args, f.operands(m, s.Parts), f.results(m, s.Parts))
 	b, v := tt.New(s.Name+"_nvfp4"+f.suffix(), args...)
 	pad := tileRows
 	if f.Swizzled {
 		pad = 128
 	}
 	t, launch := newTile(b, m, pad)
-	f.check(b, m, s.Parts)
+	if !f.check(b, m, s.Parts) {
+		return b.Kernel(launch)
+	}
 	if s.matrices() > 1 { // or registers spill on rtx6000pro
 		launch.Warps *= 2
 	}
-	k := newNVFP4(t, f, all, v[first:])
+	in, out := v[first:], v[len(v)-len(f.results(m, s.Parts)):]
+	parts := make([]nvfp4, s.Parts)
+	for i := range parts {
+		parts[i] = nvfp4{tile: t, FourForm: f}
+		in = parts[i].grids(in)
+	}
+	if f.Chance[0] || f.Chance[1] {
+		c := newChance(t, in[0], in[1], in[2])
+		for i := range parts {
+			parts[i].chance, parts[i].key = c, [2]key{c.key(f.Tensors[i][0]), c.key(f.Tensors[i][1])}
+		}
+	}
 	for i, y := range s.Compute(t, v) {
-		k.from, k.y = i*m.Cols, y.To(tt.BF16)
-		k.write()
+		out = parts[i].write(y.To(tt.BF16), out)
 	}
 	return b.Kernel(launch)
 }
 
 // check refuses what the kernel cannot write.
-func (f FourForm) check(b *tt.Builder, m Matrix, parts int) {
+func (f FourForm) check(b *tt.Builder, m Matrix, parts int) bool {
 	switch across := f.Across || f.Tile; {
 	case !f.Along && !f.Across:
 		b.Fail("a form without an orientation")
 	case across && m.Rows%16 != 0 || (f.Along || f.Tile) && m.Cols%16 != 0:
 		b.Fail("blocks of 16 do not divide %d×%d", m.Rows, m.Cols)
-	case f.Swizzled && (parts > 1 && m.Cols%128 != 0 ||
-		m.Batch > 1 && (f.Along && m.Rows%128 != 0 || f.Across && parts*m.Cols%128 != 0)):
-		b.Fail("the scales of %d matrices of %d×%d are no whole tiles", parts*m.Batch, m.Rows, m.Cols)
+	case f.Swizzled && m.Batch > 1 && (f.Along && m.Rows%128 != 0 || f.Across && m.Cols%128 != 0):
+		b.Fail("the scales of %d matrices of %d×%d are no whole tiles", m.Batch, m.Rows, m.Cols)
+	case f.Chance != [2]bool{} && len(f.Tensors) != parts:
+		b.Fail("%d parts have %d pairs of numbers", parts, len(f.Tensors))
+	default:
+		return true
 	}
+	return false
 }
 
-// An nvfp4 quantizes the tile y of bfloat16 [32, wide].
+// An nvfp4 quantizes one part of a source.
 type nvfp4 struct {
 	*tile
 	FourForm
-	all, from         int // columns of all parts, and before the tile's part
-	y                 tt.Value
 	plain, transposed grid
 	chance            *chance // nil if nothing is rounded by random bits
-	out               []tt.Value
+	key               [2]key
 }
 
-// newNVFP4 takes the kernel's values behind its source's.
-func newNVFP4(t *tile, f FourForm, all int, v []tt.Value) *nvfp4 {
-	k := &nvfp4{tile: t, FourForm: f, all: all}
-	next := func() tt.Value { one := v[0]; v = v[1:]; return one }
-	if f.Along || f.Tile {
-		k.plain = newGrid(t.b.Load(next()))
+// grids takes the part's largest magnitudes off the kernel's values.
+func (k *nvfp4) grids(in []tt.Value) []tt.Value {
+	if k.Along || k.Tile {
+		k.plain, in = newGrid(k.b.Load(in[0])), in[1:]
 	}
-	if k.transposed = k.plain; f.Across && !f.Tile {
-		k.transposed = newGrid(t.b.Load(next()))
+	if k.transposed = k.plain; k.Across && !k.Tile {
+		k.transposed, in = newGrid(k.b.Load(in[0])), in[1:]
 	}
-	if f.Chance[0] || f.Chance[1] {
-		k.chance = newChance(t, f, all, next(), next(), next())
-	}
-	k.out = v
-	return k
+	return in
 }
 
-// write writes codes and scales of the tile.
-func (k *nvfp4) write() {
+// write writes codes and scales of the tile y, bfloat16 [32, wide], to the first of some results,
+// and gives the others.
+func (k *nvfp4) write(y tt.Value, out []tt.Value) []tt.Value {
 	n := k.wide / 16
+	var top tt.Value
 	if k.Tile { // the largest magnitudes of 16×16 elements, [2, n]
-		top := magnitude(k.y).Reshape(2, 16, n, 16).Largest(3).Largest(1)
-		if k.Along {
-			k.along(top.Expand(1).Broadcast(2, 16, n).Reshape(tileRows, n))
-		}
-		if k.Across {
-			k.across(k.y.Trans(1, 0).Reshape(k.wide, 2, 16),
-				top.Trans(1, 0).Expand(1).Broadcast(n, 16, 2).Reshape(k.wide, 2))
-		}
-		return
+		top = magnitude(y).Reshape(2, 16, n, 16).Largest(3).Largest(1)
 	}
 	if k.Along {
-		k.along(magnitude(k.y).Reshape(tileRows, n, 16).Largest(2))
+		rows := top
+		if k.Tile {
+			rows = rows.Expand(1).Broadcast(2, 16, n).Reshape(tileRows, n)
+		} else {
+			rows = magnitude(y).Reshape(tileRows, n, 16).Largest(2)
+		}
+		k.along(y, rows, out[0], out[1])
+		out = out[2:]
 	}
-	if k.Across {
-		h := hadamard(k.tile, k.y)
-		k.across(h, magnitude(h).Largest(2))
+	if !k.Across {
+		return out
 	}
+	if k.Tile {
+		k.across(y.Trans(1, 0).Reshape(k.wide, 2, 16),
+			top.Trans(1, 0).Expand(1).Broadcast(n, 16, 2).Reshape(k.wide, 2), out[0], out[1])
+		return out[2:]
+	}
+	h := hadamard(k.tile, y)
+	k.across(h, magnitude(h).Largest(2), out[0], out[1])
+	return out[2:]
 }
 
 // A grid holds what all blocks of a tensor share, as in dtype/block: the scale in, over the largest
@@ -199,59 +235,57 @@ func (k *nvfp4) codes(blocks, factor tt.Value, draw func() tt.Value) tt.Value {
 func magnitude(y tt.Value) tt.Value { return y.Bits(tt.I16).To(tt.I32).And(0x7fff) }
 
 // along writes codes and scales along rows, of blocks with these largest magnitudes, [32, n].
-func (k *nvfp4) along(top tt.Value) {
+func (k *nvfp4) along(y, top, codes, scales tt.Value) {
 	n := k.wide / 16
 	scale, factor := k.plain.scales(top)
 	var draw func() tt.Value
 	if k.Chance[0] {
-		draw = func() tt.Value { return k.chance.along(k.from) }
+		draw = func() tt.Value { return k.chance.along(k.key[0]) }
 	}
-	q := k.codes(k.y.To(tt.F32).Reshape(tileRows, n, 16), factor, draw)
+	q := k.codes(y.To(tt.F32).Reshape(tileRows, n, 16), factor, draw)
 	row := k.globalRow()
 	byteOf := k.b.Program(1).Mul(k.wide / 2).Add(k.b.Range(k.wide / 2))
-	at := place(row, byteOf.Add(k.from/2), k.batch*k.rows, k.all/2)
-	k.store(k.out[0].At(at), q, func() tt.Value {
+	k.store(codes.At(place(row, byteOf, k.batch*k.rows, k.cols/2)), q, func() tt.Value {
 		return k.row.Is("lt", k.rows).Expand(1).And(byteOf.Is("lt", k.cols/2).Expand(0))
 	})
-	block := k.b.Program(1).Mul(n).Add(k.b.Range(n)).Add(k.from / 16).Expand(0)
+	block := k.b.Program(1).Mul(n).Add(k.b.Range(n)).Expand(0)
 	if k.Swizzled {
-		k.store(k.out[1].At(swizzled(row.Expand(1), block, k.all/16)), scale,
-			func() tt.Value { return block.Is("lt", ceil(k.all/16, 4)*4) })
+		k.store(scales.At(swizzled(row.Expand(1), block, k.cols/16)), scale,
+			func() tt.Value { return block.Is("lt", ceil(k.cols/16, 4)*4) })
 		return
 	}
-	k.store(k.out[1].At(row.Expand(1).Mul(k.all/16).Add(block)), scale, func() tt.Value {
-		return k.row.Is("lt", k.rows).Expand(1).And(block.Is("lt", (k.from+k.cols)/16))
+	k.store(scales.At(row.Expand(1).Mul(k.cols/16).Add(block)), scale, func() tt.Value {
+		return k.row.Is("lt", k.rows).Expand(1).And(block.Is("lt", k.cols/16))
 	})
 }
 
 // across writes codes and scales along columns, transposed, of what becomes of the tile, [wide, 2,
 // 16], and the largest magnitudes of its blocks, [wide, 2].
-func (k *nvfp4) across(h, top tt.Value) {
+func (k *nvfp4) across(h, top, codes, scales tt.Value) {
 	scale, factor := k.transposed.scales(top)
 	var draw func() tt.Value
 	if k.Chance[1] {
-		draw = func() tt.Value { return k.chance.across(k.from) }
+		draw = func() tt.Value { return k.chance.across(k.key[1]) }
 	}
 	q := k.codes(h.To(tt.F32), factor, draw)
-	col := k.col.Add(k.from)
+	col := k.col
 	here := func() tt.Value { return k.col.Is("lt", k.cols).Expand(1) }
 	if k.batch > 1 {
-		col = col.Add(k.b.Program(2).Mul(k.all))
+		col = col.Add(k.b.Program(2).Mul(k.cols))
 	}
-	last := len(k.out) - 1
 	byteOf := k.b.Program(0).Mul(tileRows / 2).Add(k.b.Range(tileRows / 2))
-	k.store(k.out[last-1].At(place(col, byteOf, k.batch*k.all, k.rows/2)), q, func() tt.Value {
+	k.store(codes.At(place(col, byteOf, k.batch*k.cols, k.rows/2)), q, func() tt.Value {
 		return here().And(byteOf.Is("lt", k.rows/2).Expand(0))
 	})
 	block := k.b.Program(0).Mul(2).Add(k.b.Range(2)).Expand(0)
 	if k.Swizzled {
-		k.store(k.out[last].At(swizzled(col.Expand(1), block, k.rows/16)), scale, func() tt.Value {
-			return col.Is("lt", ceil(k.all, 128)*128*k.batch).Expand(1).
+		k.store(scales.At(swizzled(col.Expand(1), block, k.rows/16)), scale, func() tt.Value {
+			return col.Is("lt", ceil(k.cols, 128)*128*k.batch).Expand(1).
 				And(block.Is("lt", ceil(k.rows/16, 4)*4))
 		})
 		return
 	}
-	k.store(k.out[last].At(col.Expand(1).Mul(k.rows/16).Add(block)), scale, func() tt.Value {
+	k.store(scales.At(col.Expand(1).Mul(k.rows/16).Add(block)), scale, func() tt.Value {
 		return here().And(block.Is("lt", k.rows/16))
 	})
 }

@@ -73,7 +73,8 @@ func rowsOnGPU(t *testing.T, e *engine.Engine) {
 	r := rand.New(rand.NewPCG(22, 15))
 	rows := fused.Form{Along: true}
 	for _, form := range []fused.FourForm{{Form: rows}, {Form: both, Tile: true},
-		{Form: rows, Chance: [2]bool{true}, Added: true}, {Form: rows, Chance: [2]bool{true}}} {
+		{Form: rows, Chance: [2]bool{true}, Tensors: [][2]int{{3, 4}}, Added: true},
+		{Form: rows, Chance: [2]bool{true}, Tensors: [][2]int{{3, 4}}}} {
 		for _, m := range []fused.Matrix{{1, 128, 256}, {1, 48, 80}, {2, 32, 160}} {
 			if form.Swizzled && m.Batch > 1 {
 				continue
