@@ -278,8 +278,14 @@ func (m *modelled) agree() {
 	t := m.t
 	t.Helper()
 	first, have := m.forward()
-	if eager := floats(t, m.want, "loss")[0]; math.Abs(have-eager) > 1e-5*eager {
+	if eager := floats(t, m.want, "loss")[0]; !(math.Abs(have-eager) <= 1e-5*eager) { // or NaN
 		t.Errorf("the loss is %v, and PyTorch's %v", have, eager)
+	}
+	for i, r := range m.d.Results {
+		if i != m.loss && len(r.Dims) > 1 {
+			logits := floats(t, m.want, "logits")
+			compare(t, "logits", m.outs.read(m.where[i][1], int64(4*len(logits))), logits, 1e-5)
+		}
 	}
 	for range 2 {
 		m.grads.write(0, make([]byte, 1<<20))
@@ -289,8 +295,8 @@ func (m *modelled) agree() {
 		for i, g := range m.d.Grads {
 			each := g.Bytes / int64(len(g.Tensors))
 			for k, tensor := range g.Tensors {
-				compare(t, tensor, m.grads.read(m.room[i][1]+int64(k)*each, each),
-					floats(t, m.want, "grad."+tensor))
+				compare(t, "gradient of "+tensor, m.grads.read(m.room[i][1]+int64(k)*each, each),
+					floats(t, m.want, "grad."+tensor), 1e-4)
 			}
 		}
 	}
@@ -305,14 +311,14 @@ func (m *modelled) agree() {
 		}
 	}
 	m.must(map[string]any{"do": "bind", "program": m.program, "places": places})
-	if _, again := m.forward(); math.Abs(again-have) > 1e-6 {
+	if _, again := m.forward(); !(math.Abs(again-have) <= 1e-6) {
 		t.Errorf("with parameters apart from each other the loss is %v, not %v", again, have)
 	}
 	m.must(map[string]any{"do": "bind", "program": m.program, "places": m.places, "free": []int64{m.n},
 		"unmap": []int64{6}})
 	m.params.write(0, make([]byte, 1<<20)) // every logit is the same
 	second, have := m.forward()
-	if math.Abs(have-math.Log(40)) > 1e-5 {
+	if !(math.Abs(have-math.Log(40)) <= 1e-5) {
 		t.Errorf("with parameters of 0 the loss is %v", have)
 	}
 	a := m.must(map[string]any{"do": "hello", "free": []int64{first, second}})
@@ -337,16 +343,16 @@ func (m *modelled) agree() {
 	m.must(map[string]any{"do": "close", "program": m.program})
 }
 
-// compare compares a gradient by its norm, or a thousandth of 1 where it is nearly 0.
-func compare(t *testing.T, name string, have []byte, want []float64) {
+// compare compares a tensor by its norm, or a thousandth of 1 where it is nearly 0.
+func compare(t *testing.T, what string, have []byte, want []float64, bound float64) {
 	t.Helper()
 	diff, norm := 0.0, 0.0
 	for i, w := range want {
 		h := float64(math.Float32frombits(binary.LittleEndian.Uint32(have[4*i:])))
 		diff, norm = diff+(h-w)*(h-w), norm+w*w
 	}
-	if math.Sqrt(diff) > 1e-4*math.Max(math.Sqrt(norm), 1e-3) {
-		t.Errorf("the gradient of %s is off by %v of %v", name, math.Sqrt(diff), math.Sqrt(norm))
+	if off := math.Sqrt(diff); !(off <= bound*math.Max(math.Sqrt(norm), 1e-3)) {
+		t.Errorf("the %s is off by %v of %v", what, off, math.Sqrt(norm))
 	}
 }
 

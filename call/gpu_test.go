@@ -32,20 +32,20 @@ type peer struct {
 
 // safeBuffer is what a process says while it runs.
 type safeBuffer struct {
-	mu sync.Mutex
-	bytes.Buffer
+	mu   sync.Mutex
+	text bytes.Buffer
 }
 
 func (b *safeBuffer) Write(data []byte) (int, error) {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	return b.Buffer.Write(data)
+	return b.text.Write(data)
 }
 
 func (b *safeBuffer) said() string {
 	b.mu.Lock()
 	defer b.mu.Unlock()
-	return b.String()
+	return b.text.String()
 }
 
 // startPeer compiles and starts the peer, with a child that runs on the software GPU.
@@ -199,6 +199,38 @@ func TestWrongHandles(t *testing.T) {
 	p.do(nil, "free %d", p.address[2])
 }
 
+// A child opens memory of the GPU that it sees, by whatever number the peer knows it, and of no other.
+func TestChildSeesItsOwnGPU(t *testing.T) {
+	for sees, code := range map[string]diag.Code{"0": "", "1": diag.BadInput} {
+		p := startPeer(t, softgpu.Options{GPUs: 2, Memory: 128 << 20,
+			Env: []string{"PEER_CHILD_SEES=" + sees}})
+		p.alloc(1, 4096)
+		_, err := p.ask(map[string]any{"do": "map", "block": 1, "size": 4096, "handle": p.handle[1]})
+		if code == "" && err != nil || code != "" && (err == nil || err.Code != code) {
+			t.Errorf("a child that sees GPU %s: %v", sees, err)
+		}
+	}
+}
+
+// A GPU that fails is an error with its code, of the call that had it and of all after it.
+func TestFailedGPUEndsCalls(t *testing.T) {
+	p := startPeer(t, softgpu.Options{Memory: 256 << 20,
+		Fail: softgpu.Failure{Launch: 3, Result: 719}})
+	m := p.model("nanogpt")
+	for range 2 {
+		_, err := m.ask(map[string]any{"do": "forward", "variant": m.d.Variant, "outs": m.where,
+			"args": []place{{2, 0}, {2, 1024}}})
+		if err == nil || err.Code != diag.DeviceFailed {
+			t.Errorf("a call on a failed GPU: %v", err)
+		}
+	}
+	p.alloc(9, 4096)
+	_, err := p.ask(map[string]any{"do": "map", "block": 9, "size": 4096, "handle": p.handle[9]})
+	if err == nil || err.Code != diag.DeviceFailed {
+		t.Errorf("memory of a failed GPU: %v", err)
+	}
+}
+
 // Memory that the child was asked to give back is its owner's when it has answered: the owner frees
 // it, and goes on with other memory.
 func TestUnmappedMemoryIsFree(t *testing.T) {
@@ -216,7 +248,7 @@ func TestUnmappedMemoryIsFree(t *testing.T) {
 	for i := range m.where {
 		m.where[i][0] = 8
 	}
-	if _, again := m.forward(); math.Abs(again-before) > 1e-6 {
+	if _, again := m.forward(); !(math.Abs(again-before) <= 1e-6) {
 		t.Errorf("in other memory the loss is %v, not %v", again, before)
 	}
 	if have := m.outs.read(0, 1<<15); !bytes.Equal(have[:1024], old[:1024]) {

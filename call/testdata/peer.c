@@ -8,7 +8,7 @@
 //   read ADDRESS BYTES     those bytes
 //   ask BYTES              and that many bytes: a request to the other process; its answer
 //
-// Every answer is a line "ok" with what is asked for, or "error" with the driver's result; bytes
+// PEER_CHILD_SEES is the other process's CUDA_VISIBLE_DEVICES. Every answer is a line "ok" with what is asked for, or "error" with the driver's result; bytes
 // follow their number.
 #define _GNU_SOURCE
 #include <inttypes.h>
@@ -45,6 +45,8 @@ static void start(char **program) {
     dup2(ends[1], 0);
     dup2(2, 1);
     unsetenv("SOFTGPU_SHARE");  // its own memory is for itself
+    const char *visible = getenv("PEER_CHILD_SEES");
+    if (visible) setenv("CUDA_VISIBLE_DEVICES", visible, 1);
     execv(program[0], program);
     _exit(127);
   }

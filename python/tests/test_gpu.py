@@ -10,6 +10,7 @@ import gc
 import importlib.util
 import os
 import pathlib
+import signal
 import sys
 import unittest
 import unittest.mock
@@ -35,7 +36,7 @@ FORWARD, GRADIENTS = 1e-5, 1e-4  # relative, as on the CPU
 
 
 class Allocation:
-    """Memory of the software GPU. What is freed too early ends the engine's process."""
+    """Memory of the software GPU. One that is freed while the engine uses it ends its process."""
 
     live = freed = 0
 
@@ -110,8 +111,36 @@ class GPUTest(unittest.TestCase):
                 for (name, p), q in zip(eager.named_parameters(), model.parameters()):
                     self.assertLess(distance(q.grad, p.grad), GRADIENTS, name)
 
+    def test_outputs_that_are_saved_as_well(self) -> None:
+        """They are copied once, on the GPU."""
+        torch.manual_seed(7)
+        eager = nn.Sequential(nn.Linear(8, 8), nn.Tanh())
+        model = dw.optimize(copy.deepcopy(eager))
+        x, y = (torch.linspace(-1, 1, 40).view(5, 8).requires_grad_() for _ in range(2))
+        want, have = eager(x), model(y)
+        self.assertLess(distance(have, want), FORWARD)
+        want.square().sum().backward(), have.square().sum().backward()
+        assert x.grad is not None and y.grad is not None
+        self.assertLess(distance(y.grad, x.grad), GRADIENTS)
+
+    def test_parameters_survive_the_child(self) -> None:
+        model = dw.optimize(nn.Linear(8, 8))
+        x = torch.ones(2, 8)
+        want = model(x).detach().clone()
+        weight = model.weight.detach().clone()
+        _child.child()._process.send_signal(signal.SIGKILL)
+        with self.assertRaisesRegex(dw.Error, "has ended") as caught:
+            model(x)
+        self.assertEqual(caught.exception.code, "DW2101")
+        plain = nn.Linear(8, 8)
+        plain.load_state_dict(model.state_dict())
+        del model
+        gc.collect()
+        self.assertTrue(torch.equal(plain.weight, weight))
+        self.assertLess(distance(dw.optimize(plain)(x), want), FORWARD)
+
     def test_memory_is_freed_when_the_child_has_given_it_back(self) -> None:
-        """A block that is freed earlier would end the child, and one that is never freed stays."""
+        """Blocks that are not kept are unmapped and freed, and the child goes on."""
         with unittest.mock.patch.object(_child, "KEPT", 0):
             model = dw.optimize(nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 8)))
             for i in range(1, 9):
