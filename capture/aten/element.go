@@ -73,10 +73,10 @@ var elementRules = map[string]rule{
 		x := n.number("self")
 		v := x.v
 		if low := n.float("min", math.Inf(-1)); !math.IsInf(low, -1) {
-			v, _ = bounded(m.b, v, "lt", within(x.v.Type.Elem, low))
+			v, _ = bounded(m.b, v, "le", within(x.v.Type.Elem, low))
 		}
 		if high := n.float("max", math.Inf(1)); !math.IsInf(high, 1) {
-			v, _ = bounded(m.b, v, "gt", within(x.v.Type.Elem, high))
+			v, _ = bounded(m.b, v, "ge", within(x.v.Type.Elem, high))
 		}
 		return x.with(v)
 	}),
@@ -97,7 +97,7 @@ var elementRules = map[string]rule{
 	}),
 	"aten.masked_fill.Scalar": sole(func(m *maker, n *node) *tensor {
 		x, by := n.value("self"), n.float("value", 0)
-		if math.IsInf(by, -1) {
+		if math.IsInf(by, -1) && m.own == nil {
 			by = lowest(x.v.Type.Elem)
 		}
 		y := m.tensor(m.b.Fill(ir.Type{Elem: x.v.Type.Elem}, by), nil)
@@ -187,7 +187,7 @@ func compare(how string) rule {
 					x = m.cast(x, dtype.S64)
 				}
 			}
-			if math.IsInf(by, 0) {
+			if math.IsInf(by, 1) || math.IsInf(by, -1) && m.own == nil {
 				panic(refusal("a comparison with infinity, which masks have as a large number"))
 			}
 			elem := x.v.Type.Elem
@@ -351,8 +351,8 @@ func convert(m *maker, n *node) *tensor {
 	return m.cast(x, to)
 }
 
-// bounded puts a limit where x is beyond it (lt or gt), and says where. Gradients flow at the
-// limit, as in torch, and infinity is bounded, too.
+// bounded puts a limit where x is at it or beyond (le or ge), and says where. No gradient flows
+// there, as in torch, and infinity is bounded, too.
 func bounded(b *ir.Builder, x *ir.Value, beyond string, limit float64) (v, where *ir.Value) {
 	end := b.Fill(ir.Type{Elem: x.Type.Elem}, limit)
 	where = b.Compare(beyond, x, end)
@@ -373,8 +373,8 @@ const erfLimit = 3.832506856900711
 // gelu is x·Φ(x), with Φ by the error function.
 func gelu(b *ir.Builder, x *ir.Value) *ir.Value {
 	z := b.Scale(x, math.Sqrt2/2)
-	z, _ = bounded(b, z, "gt", erfLimit)
-	z, low := bounded(b, z, "lt", -erfLimit)
+	z, _ = bounded(b, z, "ge", erfLimit)
+	z, low := bounded(b, z, "le", -erfLimit)
 	square := b.Mul(z, z)
 	poly := func(c []float64) *ir.Value {
 		y := b.Shift(b.Scale(square, c[0]), c[1])

@@ -152,9 +152,9 @@ func (m *maker) gated(n *node, gate, up *ir.Value) *ir.Value {
 		gate = b.Relu(gate)
 	case "clamped_swiglu":
 		limit := n.float("limit", 0)
-		gate, _ = bounded(b, gate, "gt", limit)
-		up, _ = bounded(b, up, "gt", limit)
-		up, _ = bounded(b, up, "lt", -limit)
+		gate, _ = bounded(b, gate, "ge", limit)
+		up, _ = bounded(b, up, "ge", limit)
+		up, _ = bounded(b, up, "le", -limit)
 		up = b.Shift(up, 1)
 		gate = b.Mul(gate, b.Sigmoid(b.Scale(gate, n.float("alpha", 1))))
 	default:

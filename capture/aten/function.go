@@ -3,9 +3,7 @@ package aten
 import (
 	"fmt"
 	"maps"
-	"math"
 	"slices"
-	"strings"
 
 	"github.com/deepwell/deepwell/capture/pt2"
 	"github.com/deepwell/deepwell/diag"
@@ -263,11 +261,6 @@ func (m *maker) outputs(wanted []pt2.Ref, own int) (*Reading, error) {
 		if ds := t.dims(); len(ds) > 0 && m.b.Err() == nil {
 			v = m.b.Transpose(v, m.names(ds)...)
 		}
-		if m.b.Err() == nil && v.Type.Elem.Kind() == dtype.Float && m.hides(ref) {
-			elem := ir.Type{Elem: v.Type.Elem}
-			low := m.b.Compare("le", v, m.b.Fill(elem, max(lowest(elem.Elem), -1e20)))
-			v = m.b.Select(low, m.b.Fill(elem, math.Inf(-1)), v)
-		}
 		if to := m.elem(o.Type); m.b.Err() == nil && v.Type.Elem != to {
 			v = m.b.Convert(v, to)
 		}
@@ -279,28 +272,6 @@ func (m *maker) outputs(wanted []pt2.Ref, own int) (*Reading, error) {
 	}
 	r.Graph, err = m.b.Graph(results...)
 	return r, err
-}
-
-// hides reports whether a result shows minus infinity that masked_fill put, for which the graph has
-// a large number: whether none of the operators between them makes weights of it.
-func (m *maker) hides(result pt2.Ref) bool {
-	g, want := m.archive.Program.Graph, map[pt2.Ref]bool{result: true}
-	for i := range slices.Backward(g.Nodes) {
-		n := &node{Node: &g.Nodes[i], graph: g, m: m}
-		if !slices.ContainsFunc(n.Outputs, func(r pt2.Ref) bool { return want[r] }) ||
-			strings.Contains(n.Target, "softmax") {
-			continue
-		}
-		if strings.Contains(n.Target, "masked_fill") && math.IsInf(n.float("value", 0), -1) {
-			return true
-		}
-		for _, a := range n.Args {
-			for _, r := range refs(a.Value) {
-				want[r] = true
-			}
-		}
-	}
-	return false
 }
 
 // number computes an output that is no tensor; nil for one that every call has the same.
