@@ -386,7 +386,7 @@ class Runtime:
                 inputs: list[Tensor]) -> Program:
         kind = self.device.type
         cast = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
-        known = self.programs.setdefault((cast, tree, tuple(map(_form, leaves))), [])
+        known = self.programs.setdefault((cast, torch.get_default_dtype(), tree, tuple(map(_form, leaves))), [])
         why = ""
         for program in reversed(known):
             if program.symbols(inputs) is None:

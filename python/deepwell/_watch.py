@@ -23,6 +23,7 @@ FORWARD = ("_forward_hooks", "_forward_pre_hooks")
 BACKWARD = ("_backward_hooks", "_backward_pre_hooks")
 SMALL = 1 << 20  # elements of a constant whose values are kept for a comparison
 CONTAINERS = (list, dict, tuple, set)
+DEPTH, MANY = 3, 64  # of objects in attributes that are watched, and how many of them
 _ABSENT = object()
 _exporting = threading.RLock()
 
@@ -107,6 +108,7 @@ class Watch:
         self.flags: list[tuple[Any, str, object, str]] = []  # dictionary, key, value, and its name
         self.containers: list[tuple[Any, str, object, str]] = []  # with a copy for a value
         self.records: dict[int, tuple[object, dict[str, object], str]] = {}  # with a copy of attributes
+        self.contents: list[tuple[object, object, str]] = []  # containers in records, and copies
         self.stamps: list[tuple[Tensor, int, str]] = []
         self.fixed: dict[str, _Fixed] = {}
         names = {id(m): name for name, m in module.named_modules()}
@@ -135,14 +137,24 @@ class Watch:
             self.containers.append((own, key, pytree.tree_map(_copied, value), name))
             return
         self.flags.append((own, key, value, name))
-        if _is_record(value):
-            self.records[id(value)] = value, dict(vars(value)), name
+        self._record(value, name, DEPTH)
         if value is _ABSENT:
             for kind in type(part).__mro__:
                 if key in vars(kind):
                     if isinstance(given := vars(kind)[key], PLAIN):
                         self.flags.append((vars(kind), key, given, name))
                     break
+
+    def _record(self, value: object, name: str, depth: int) -> None:
+        """Watches what a plain object has, and objects and containers in it."""
+        if not _is_record(value) or id(value) in self.records or len(self.records) >= MANY:
+            return
+        self.records[id(value)] = value, (inside := _inside(value)), name
+        for key, part in inside.items():
+            if isinstance(part, CONTAINERS):
+                self.contents.append((part, pytree.tree_map(_copied, part), f"{name}.{key}"))
+            elif depth > 1:
+                self._record(part, f"{name}.{key}", depth - 1)
 
     def fix(self, name: str, group: Mapping[str, Any], key: str) -> None:
         """Watches a tensor whose numbers are constants of the program."""
@@ -160,7 +172,10 @@ class Watch:
             if type(have) is not type(value) or not _equal(have, value):
                 return name
         for record, inside, name in self.records.values():
-            if not _equal(vars(record), inside):
+            if not _equal(_inside(record), inside):
+                return name
+        for part, copy, name in self.contents:
+            if not _equal(part, copy):
                 return name
         if sum(map(len, self.hooks)) != self.count or any(tuple(h.values()) != v for h, v in self.hooked):
             return "a hook"
@@ -205,8 +220,16 @@ def _stamp(t: Tensor) -> tuple[int, int, int]:
 
 def _is_record(value: object) -> bool:
     """Says whether something is a plain object, such as a configuration."""
-    return hasattr(value, "__dict__") and not isinstance(
-        value, (Tensor, nn.Module, type, types.FunctionType, types.MethodType, types.ModuleType))
+    return hasattr(type(value), "__slots__" if not hasattr(value, "__dict__") else "__dict__") and not isinstance(
+        value, (Tensor, nn.Module, type, types.FunctionType, types.MethodType, types.ModuleType, *PLAIN, *CONTAINERS))
+
+
+def _inside(record: object) -> dict[str, object]:
+    inside = dict(getattr(record, "__dict__", ()))
+    for kind in type(record).__mro__:
+        for key in (slots,) if isinstance(slots := vars(kind).get("__slots__", ()), str) else slots:
+            inside[key] = getattr(record, key, _ABSENT)
+    return inside
 
 
 def _same(have: object, value: object) -> bool:

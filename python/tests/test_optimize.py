@@ -15,6 +15,7 @@ import subprocess
 import sys
 import textwrap
 import time
+import types
 import unittest
 import unittest.mock
 from typing import Any
@@ -428,9 +429,11 @@ class Optimized(unittest.TestCase):
                 super().__init__()
                 self.linear, self.drop, self.plain = nn.Linear(4, 4), nn.Dropout(0.0), torch.ones(4)
                 self.scale, self.active, self.keys, self.steps = 2.0, True, {"by": [1.0]}, 0
+                self.config = types.SimpleNamespace(inner=types.SimpleNamespace(factors=[1.0]))
 
             def forward(self, x: torch.Tensor) -> torch.Tensor:
                 y = self.linear(x) * self.scale * self.keys["by"][0] * self.plain + self.shift
+                y = y * self.config.inner.factors[0]
                 return self.drop(y.relu() if self.active else y)
 
         eager = nn.Sequential(Part(), Part())
@@ -447,7 +450,8 @@ class Optimized(unittest.TestCase):
             (lambda: part.keys["by"].__setitem__(0, 3.0), 4), (lambda: part.plain.mul_(2), 5),
             (lambda: setattr(part, "plain", torch.zeros(4)), 6), (lambda: setattr(part, "shift", 1.0), 7),
             (hook, 8), (lambda: self.hook.remove(), 8), (lambda: part.drop.eval(), 9),
-            (lambda: setattr(part.linear, "forward", lambda x: x), 10), (lambda: None, 10)]
+            (lambda: setattr(part.linear, "forward", lambda x: x), 10), (lambda: None, 10),
+            (lambda: part.config.inner.factors.__setitem__(0, 2.0), 11)]
         with self.assertWarnsRegex(UserWarning, "for the 8th time"):
             for i, (change, exports) in enumerate(changes):
                 change()
