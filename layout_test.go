@@ -25,7 +25,7 @@ const module = "github.com/deepwell/deepwell"
 // that stand before it. doc.go tells the same story in words.
 var layers = [][]string{
 	{"internal/lists", "internal/flat", "internal/parallel", "internal/golden", "diag", "dtype",
-		"dtype/block", "schedule", "kernels/triton", "kernels/triton/run", "kernels/fused"},
+		"dtype/block", "schedule", "kernels/triton", "kernels/triton/run", "kernels/expr", "kernels/fused"},
 	{"internal/plainfile", "internal/strictjson", "internal/wire", "internal/human", "internal/stat",
 		"internal/svg", "internal/atomicfile", "internal/flock", "event", "internal/safedir",
 		"safetensors", "tokenizer", "internal/parquet", "internal/cas", "internal/environ",
@@ -157,6 +157,7 @@ var grown = map[string]string{
 	"exported model":         "0010: parts of a model, and inputs and statistics of its graph, are words",
 	"files model":            "0010: one file for each kind of layer, and one for each way to a configuration",
 	"files train":            "0010: one file for each thing that a run does beside a step",
+	"files rewrite":          "0010: one file for each pass",
 	"files replay":           "0010: one file for each kind of rule, and one for each part of the runner",
 	"exported spmd":          "0010: names by which graphs meet",
 	"files ":                 "0010: one file for each verb of the pipeline",

@@ -254,7 +254,7 @@ func (d *Differ) Use(v *Value) *Value {
 		d.used[v] = d.InputLike(v, v.Type)
 	case d.saveRows && reachesExperts(op):
 		d.used[v] = d.savedRows(v)
-	case len(op.In) == 0 || op.Tag != "" && slices.Contains(d.recompute, op.Tag):
+	case len(op.In) == 0 || op.Tag != "" && slices.Contains(d.recompute, op.Tag) || cheaper(v):
 		in := lists.Map(op.In, d.Use)
 		for i, u := range d.CopyWith(op, op.Attrs, op.Body, in...) {
 			d.used[op.Out[i]] = u
@@ -263,6 +263,43 @@ func (d *Differ) Use(v *Value) *Value {
 		d.used[v] = d.residual(v)
 	}
 	return d.used[v]
+}
+
+// cheaper tells whether a value follows element by element from values that take no more memory:
+// then these are saved, and it is recomputed. SwiGLU saves its gate and its other
+// half and neither the sigmoid nor SiLU, as Megatron-Core's and TransformerEngine's fused forms do.
+func cheaper(v *Value) bool {
+	from, ops := map[*Value]bool{}, map[*Op]bool{}
+	if !v.def.Elementwise() || !elementRoots(v, from, ops) {
+		return false
+	}
+	var bytes int64
+	for root := range from {
+		if root.Role != Param {
+			bytes += bytesOf(root)
+		}
+	}
+	return bytes <= bytesOf(v)
+}
+
+// mostAgain is how many operations are recomputed for one value at most: the tanh form of GELU
+// has 8.
+const mostAgain = 12
+
+// elementRoots collects the values that v follows from element by element, and is false if too
+// many operations lie between.
+func elementRoots(v *Value, from map[*Value]bool, ops map[*Op]bool) bool {
+	if !v.def.Elementwise() {
+		from[v] = true
+		return true
+	}
+	if ops[v.def] {
+		return true
+	}
+	if ops[v.def] = true; len(ops) > mostAgain {
+		return false
+	}
+	return !slices.ContainsFunc(v.def.In, func(x *Value) bool { return !elementRoots(x, from, ops) })
 }
 
 // residual saves a forward value for the backward graph.

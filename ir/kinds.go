@@ -63,8 +63,9 @@ func (t Table) With(rows Table) Table {
 // operations is the table of this package. It is made at first use, because gradients build
 // operations, which look at it.
 var operations struct {
-	once  sync.Once
-	table Table
+	once    sync.Once
+	table   Table
+	element map[string]Kind
 }
 
 // Operations returns a copy of the table of this package. Rows are shared and must not be changed.
@@ -73,9 +74,9 @@ func Operations() Table { return maps.Clone(builtin()) }
 // builtin is the table of this package.
 func builtin() Table {
 	operations.once.Do(func() {
-		operations.table = Table{}
+		operations.table, operations.element = Table{}, elementKinds()
 		for _, group := range []map[string]Kind{
-			elementKinds(), contractKinds(), shapeKinds(), blockKinds(), meshKinds(), repeatKinds(),
+			operations.element, contractKinds(), shapeKinds(), blockKinds(), meshKinds(), repeatKinds(),
 			quantizeKinds(), expertKinds(),
 		} {
 			for name, k := range group {
@@ -93,6 +94,16 @@ func (op *Op) spec() *Row {
 		return row
 	}
 	return builtin()[op.Kind]
+}
+
+// Elementwise tells whether each element of an operation's result follows from the same elements of
+// its arguments.
+func (op *Op) Elementwise() bool {
+	if op == nil || builtin() == nil {
+		return false
+	}
+	_, ok := operations.element[op.Kind]
+	return ok
 }
 
 // manyResults is the number of dead values for an operation that failed, if the number of its

@@ -65,6 +65,28 @@ type Loop struct {
 	Wire    float64  `json:"wire"`
 	Exposed float64  `json:"exposed"`
 	Gathers []Gather `json:"gathers,omitempty"`
+	Kernels []Kernel `json:"kernels,omitempty"` // of a round, in the order of the schedule
+}
+
+// A Kernel is one launch of the compute stream.
+type Kernel struct {
+	Name    string  `json:"name"`
+	OpName  string  `json:"op_name,omitempty"` // what the author of the program called it
+	Target  string  `json:"target,omitempty"`  // of a custom call
+	Shape   string  `json:"shape"`             // of its first result
+	Bytes   int64   `json:"bytes"`
+	FLOPs   int64   `json:"flops,omitempty"`
+	Seconds float64 `json:"seconds"`
+}
+
+// Moved is what the kernels of a round read and write, without GEMMs and attention.
+func (l *Loop) Moved() (bytes int64, kernels int) {
+	for _, k := range l.Kernels {
+		if k.FLOPs == 0 {
+			bytes, kernels = bytes+k.Bytes, kernels+1
+		}
+	}
+	return bytes, kernels
 }
 
 // A Gather is what one round gathers in one kind of group, and how much of it is for the next

@@ -298,6 +298,28 @@ func (p *player) loopOf(i *hlo.Instruction, body *hlo.Computation) *Loop {
 		p.loops[body] = &Loop{Name: i.Name, Body: body.Name}
 		p.rounds = append(p.rounds, p.loops[body])
 		p.loops[body].Gathers = p.gathers(body)
+		p.loops[body].Kernels = p.kernels(body)
 	}
 	return p.loops[body]
+}
+
+// kernels lists what the compute stream runs in a round, without what loops inside it run.
+func (p *player) kernels(body *hlo.Computation) (out []Kernel) {
+	for n := range body.Body {
+		i := &body.Body[n]
+		if list, _ := sent(i); len(list) > 0 || i.Opcode == "while" {
+			continue
+		}
+		k := costOf(body, i)
+		if k.bytes == 0 {
+			continue
+		}
+		row := Kernel{Name: i.Name, OpName: i.OpName, Target: i.Target, Bytes: k.bytes, FLOPs: k.flops,
+			Seconds: k.seconds(p.rates)}
+		if len(i.Results) > 0 {
+			row.Shape = i.Results[0].Shape.String()
+		}
+		out = append(out, row)
+	}
+	return out
 }

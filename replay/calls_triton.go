@@ -2,48 +2,113 @@ package replay
 
 import (
 	"regexp"
+	"strings"
 
 	"github.com/deepwell/deepwell/diag"
+	"github.com/deepwell/deepwell/dtype"
+	"github.com/deepwell/deepwell/kernels/expr"
+	"github.com/deepwell/deepwell/kernels/fused"
 )
 
-// tritonName finds the name of a kernel in the configuration of its call, a dictionary of MLIR.
-var tritonName = regexp.MustCompile(`\bname = "(\w+)"`)
+// tritonSpec finds what a kernel computes in the configuration of its call, a dictionary of MLIR.
+var tritonSpec = regexp.MustCompile(`\bspec = "([^"]*)"`)
 
-// triton rewrites the call of a kernel of our own by what its name says it computes; package
-// kernels/triton/run holds the text of each kernel to that, byte by byte.
-func (w *writer) triton(s *site) []*value {
-	found := tritonName.FindSubmatch(s.config)
+// triton rewrites the call of a kernel of our own by what it says it computes; tests of package
+// kernels/fused hold the text of each kernel to that, byte by byte.
+func (w *writer) triton(s *site) (out []*value) {
+	found := tritonSpec.FindSubmatch(s.config)
 	if found == nil {
-		w.refuse(diag.ReplayCall, "a call of %s without a name", s.target)
+		w.refuse(diag.ReplayCall, "a call of %s that does not say what it computes", s.target)
 	}
-	switch name := string(found[1]); name {
-	case "quantize_mxfp8":
-		return append(w.mxfp8(s, false, 0), w.mxfp8(s, true, 2)...)
-	case "quantize_mxfp8_rows":
-		return w.mxfp8(s, false, 0)
-	case "quantize_mxfp8_columns":
-		return w.mxfp8(s, true, 0)
-	default:
-		w.refuse(diag.ReplayCall, "replay has no rule for the kernel %s", name)
+	spec, err := fused.ParseSpec(string(found[1]))
+	if err != nil || spec.Format != dtype.MXFP8 || spec.Swizzled ||
+		len(s.values) != len(spec.Expr.In) {
+		w.refuse(diag.ReplayCall, "replay has no rule for the kernel %s: %v", found[1], err)
 	}
+	rows := int64(spec.Batch) * int64(spec.Rows)
+	dims := []int64{rows, int64(spec.Cols)}
+	in := make([]*value, len(s.values))
+	for i, o := range spec.Expr.In {
+		in[i] = w.spread(s, i, o.Over, dims)
+	}
+	for _, y := range expr.Do(&spec.Expr, in, func(step expr.Step, args []*value) *value {
+		return w.step(step, args, dims)
+	}) {
+		y = w.convert(y, typeBF16)
+		if spec.Keep {
+			out = append(out, y)
+		}
+		if spec.Along {
+			out = append(out, w.mxfp8(y)...)
+		}
+		if spec.Across {
+			batch, r, c := int64(spec.Batch), int64(spec.Rows), int64(spec.Cols)
+			t := w.transpose(w.reshape(y, batch, r, c), 0, 2, 1)
+			out = append(out, w.mxfp8(w.reshape(t, batch*c, r))...)
+		}
+	}
+	results := s.shape.results()
+	if len(out) != len(results) {
+		w.refuse(diag.ReplayCall, "%s has %d results", found[1], len(results))
+	}
+	for i, v := range out {
+		out[i] = w.reshape(v, results[i].dims...)
+	}
+	return out
+}
+
+// spread gives an operand of an expression an element for each of a matrix, in float32.
+func (w *writer) spread(s *site, i int, over expr.Over, dims []int64) *value {
+	if !s.from[i].shape.rowMajor() {
+		w.refuse(diag.ReplayCall, "operand %d of a kernel is not row-major", i)
+	}
+	x := w.convert(s.values[i], typeF32)
+	switch over {
+	case expr.Rows:
+		return w.broadcast(w.reshape(x, dims[0]), dims, 0)
+	case expr.Cols:
+		return w.broadcast(w.reshape(x, dims[1]), dims, 1)
+	case expr.Scalar:
+		return w.broadcast(w.reshape(x), dims)
+	}
+	return w.reshape(x, dims...)
+}
+
+// stepOpcodes are the steps that HLO has as instructions.
+var stepOpcodes = map[string]string{"add": "add", "sub": "subtract", "mul": "multiply",
+	"div": "divide", "neg": "negate", "exp": "exponential", "log": "log", "sqrt": "sqrt",
+	"rsqrt": "rsqrt", "tanh": "tanh", "sigmoid": "logistic"}
+
+// step computes one step of an expression.
+func (w *writer) step(s expr.Step, args []*value, dims []int64) *value {
+	number := func() *value { return w.full(typeF32, dims, s.By) }
+	switch {
+	case stepOpcodes[s.Op] != "":
+		return w.elementwise(stepOpcodes[s.Op], args...)
+	case expr.Compares(s.Op):
+		return w.compare(strings.ToUpper(s.Op), args[0], args[1])
+	}
+	switch s.Op {
+	case "scale":
+		return w.elementwise("multiply", args[0], number())
+	case "shift":
+		return w.elementwise("add", args[0], number())
+	case "fill":
+		return number()
+	case "select":
+		return w.choose(args[0], args[1], args[2])
+	case "relu":
+		return w.elementwise("maximum", args[0], w.full(typeF32, dims, 0))
+	}
+	w.refuse(diag.ReplayCall, "replay has no rule for the step %s", s.Op)
 	return nil
 }
 
-// mxfp8 quantizes a matrix [batch·rows, cols] along its rows, or along the columns of each of the
-// batch's matrices, whose codes are transposed: [batch·cols, rows]. It gives codes and scales as
-// bytes; the result with the codes has the number at.
-func (w *writer) mxfp8(s *site, columns bool, at int) []*value {
+// mxfp8 quantizes a matrix [rows, n] along its rows and gives codes and scales as bytes.
+func (w *writer) mxfp8(y *value) []*value {
 	const block = 32
-	from, results := s.from[0].shape, s.shape.results()
-	if len(s.values) != 1 || len(from.dims) != 2 || !from.rowMajor() || len(results) < at+2 ||
-		len(results[at].dims) != 2 || results[at].dims[1]%block != 0 {
-		w.refuse(diag.ReplayCall, "a quantization of %v", from.dims)
-	}
-	x, codes := w.convert(s.values[0], typeF32), results[at].dims
-	if columns {
-		batch := from.dims[0] / codes[1]
-		x = w.transpose(w.reshape(x, batch, codes[1], from.dims[1]), 0, 2, 1)
-	}
+	codes := y.shape.dims
+	x := w.convert(y, typeF32)
 	blocks := []int64{codes[0], codes[1] / block, block}
 	x = w.reshape(x, blocks...)
 	scales := blocks[:2]
@@ -60,7 +125,7 @@ func (w *writer) mxfp8(s *site, columns bool, at int) []*value {
 		u32(scales, 23))
 	factor = w.choose(w.compare("EQ", scale, u32(scales, 254)), u32(scales, 0x400000), factor)
 	factor = w.choose(w.compare("EQ", scale, u32(scales, 255)), u32(scales, 0x7fc00000), factor)
-	y := w.elementwise("multiply", x, w.broadcast(w.bitcastConvert(factor, typeF32), blocks, 0, 1))
+	y = w.elementwise("multiply", x, w.broadcast(w.bitcastConvert(factor, typeF32), blocks, 0, 1))
 	most := w.full(typeF32, blocks, 448)
 	y = w.choose(w.compare("GT", y, most), most, y) // an infinity; the conversion does not saturate
 	least := w.full(typeF32, blocks, -448)

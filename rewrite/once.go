@@ -93,11 +93,12 @@ func fits(ops [2]*ir.Op, q *ir.Op) bool {
 type Matrices struct {
 	Batch, Rows, Cols int64
 	Along, Across     bool
+	Keep              bool // the matrices themselves are returned, too
 }
 
 // MatricesOf reads the attributes of a [QuantizeOnce].
-func MatricesOf(op *ir.Op) Matrices {
-	x := op.In[0].Type
+func MatricesOf(op *ir.Op) (Matrices, error) {
+	x, err := sourceOf(op)
 	along, across := op.Attrs.List("along"), op.Attrs.List(attrAcross)
 	first, last := 0, len(x.Dims)-len(along) // of the rows
 	if len(across) > 0 {
@@ -107,14 +108,42 @@ func MatricesOf(op *ir.Op) Matrices {
 	size := func(dims []ir.Dim) int64 {
 		return lists.Product(dims, func(d ir.Dim) int64 { return d.Size })
 	}
+	if err != nil || first < 0 || last > len(x.Dims) || first > last {
+		return Matrices{}, fmt.Errorf("%v across %v of %s: %w", along, across, x, err)
+	}
 	return Matrices{size(x.Dims[:first]), size(x.Dims[first:last]), size(x.Dims[last:]),
-		len(along) > 0, len(across) > 0}
+		len(along) > 0, len(across) > 0, op.Attrs.Bool(attrKeep)}, nil
 }
 
-// inferQuantizeOnce gives the types of one quantize after the other.
+// sourceOf is the type of what a [QuantizeOnce] quantizes.
+func sourceOf(op *ir.Op) (ir.Type, error) {
+	if text := op.Attrs.Text(attrType); text != "" {
+		return ir.ParseType(text)
+	}
+	return op.In[0].Type, nil
+}
+
+// inferQuantizeOnce gives for each source its own type, if it is kept, and the types of one
+// quantize after the other.
 func inferQuantizeOnce(g *ir.Graph, op *ir.Op) (types []ir.Type, err error) {
-	if len(op.In) != 1 {
-		return nil, fmt.Errorf("takes one argument, got %d", len(op.In))
+	e, err := ExprOf(op)
+	if err != nil {
+		return nil, err
+	}
+	if len(op.In) != len(e.In) {
+		return nil, fmt.Errorf("takes %d arguments, got %d", len(e.In), len(op.In))
+	}
+	source, err := sourceOf(op)
+	if err != nil {
+		return nil, err
+	}
+	for i, o := range e.In {
+		if v := op.In[i].Type; v.Elem != o.Elem {
+			return nil, fmt.Errorf("argument %d is %s, not %s", i, v, o.Elem)
+		}
+	}
+	if op.Attrs.Bool(attrKeep) {
+		types = append(types, source)
 	}
 	for _, name := range []string{"along", attrAcross} {
 		dims := op.Attrs.List(name)
@@ -123,14 +152,14 @@ func inferQuantizeOnce(g *ir.Graph, op *ir.Op) (types []ir.Type, err error) {
 		}
 		one := *op
 		one.Attrs = op.Attrs.With("along", dims)
-		list, err := inferAs("quantize", g, &one, op.In...)
+		list, err := inferAs("quantize", g, &one, &ir.Value{Type: source})
 		if err != nil {
 			return nil, err
 		}
 		types = append(types, list...)
 	}
-	if len(types) == 0 {
+	if len(types) < 2 {
 		return nil, fmt.Errorf("has no orientation")
 	}
-	return types, nil
+	return slices.Repeat(types, len(e.Out)), nil
 }

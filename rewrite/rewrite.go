@@ -37,7 +37,8 @@ func passes(s *kernels.Selector, hasKernel func(*ir.Op) bool) []pass {
 			pass{"keep-block-layout", keepBlockLayout(hasKernel)})
 	default:
 		if s.Blocks() {
-			list = append(list, pass{"quantize-once", quantizeOnce})
+			list = append(list, pass{"quantize-once", quantizeOnce}, pass{"write-norms", writeNorms},
+				pass{"fuse-sources", fuseSources})
 		} else {
 			list = append(list, pass{"fold-transposes", foldInto("block_dot")})
 		}

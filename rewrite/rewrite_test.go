@@ -34,6 +34,7 @@ func TestPassesOfTargets(t *testing.T) {
 		{kernels.For("sm_90"), []string{"expand-custom", "group-quantizations", "fold-transposes",
 			"share-block-scales", "part-shared-experts", "pack-bytes"}},
 		{kernels.For("sm_100"), []string{"expand-custom", "group-quantizations", "quantize-once",
+			"write-norms", "fuse-sources",
 			"share-block-scales", "part-shared-experts", "pack-bytes"}},
 	} {
 		if got := names(row.s); !slices.Equal(got, row.want) {

@@ -57,7 +57,7 @@ var rows = sync.OnceValue(func() ir.Table {
 		BlockScale:         {Kind: ir.Kind{Results: 1, Infer: inferBlockScale}},
 		AmaxOfBlocks:       {Kind: ir.Kind{Results: 1, Infer: inferAmaxOfBlocks}},
 		QuantizeWith:       {Kind: ir.Kind{Results: 2, Infer: inferQuantizeWith}},
-		QuantizeOnce:       {Kind: ir.Kind{Results: -1, Infer: inferQuantizeOnce}},
+		QuantizeOnce:       {Kind: ir.Kind{Results: -1, Infer: inferQuantizeOnce}, Lower: writtenOut},
 	}
 	for _, kind := range []string{"dot", "linear", "linear_dx", "linear_dw"} {
 		own[kind] = adapted(ir.Operations()[kind])

@@ -3,11 +3,13 @@
 package main
 
 import (
+	"cmp"
 	"context"
 	"flag"
 	"fmt"
 	"maps"
 	"os"
+	"slices"
 	"strings"
 	"time"
 
@@ -33,19 +35,21 @@ func main() {
 		return nil
 	})
 	asJSON := flag.Bool("json", false, "print the whole report as JSON")
+	perKernel := flag.Bool("kernels", false, "print the kernels of each loop's round")
 	flag.Parse()
 	plans := flag.Args()
 	if len(plans) == 0 {
 		plans = []string{"examples/plans/llama3.1-405b-64xb200.json",
 			"examples/plans/llama3.1-405b-1024xb200.json"}
 	}
-	if err := run(context.Background(), plans, flags, *asJSON); err != nil {
+	if err := run(context.Background(), plans, flags, *asJSON, *perKernel); err != nil {
 		fmt.Fprintln(os.Stderr, "overlap:", err)
 		os.Exit(1)
 	}
 }
 
-func run(ctx context.Context, plans []string, flags map[string]any, asJSON bool) error {
+func run(ctx context.Context, plans []string, flags map[string]any,
+	asJSON, perKernel bool) error {
 	dir, err := plugin.DefaultDir(os.Getenv)
 	if err != nil {
 		return err
@@ -87,8 +91,26 @@ func run(ctx context.Context, plans []string, flags map[string]any, asJSON bool)
 		}
 		fmt.Printf("%s: compiled in %.0f s, %d instructions of XLA's own recomputation\n%s\n", path,
 			took.Seconds(), len(m.Remat()), r)
+		for _, l := range r.Loops {
+			if perKernel {
+				table(l)
+			}
+		}
 	}
 	return nil
+}
+
+// table prints the kernels of a loop's round, the largest first.
+func table(l overlap.Loop) {
+	bytes, n := l.Moved()
+	fmt.Printf("%s: %d kernels beside GEMMs move %.3f GB\n", l.Body, n, float64(bytes)/1e9)
+	slices.SortStableFunc(l.Kernels, func(a, b overlap.Kernel) int {
+		return cmp.Compare(b.Bytes, a.Bytes)
+	})
+	for _, k := range l.Kernels {
+		fmt.Printf("%10.1f MB %8.1f µs  %-40s %-34s %-30s %s\n", float64(k.Bytes)/1e6, 1e6*k.Seconds,
+			k.Name, k.Shape, k.Target, k.OpName)
+	}
 }
 
 // write gives the gradient program of a plan, as `deepwell compile` writes it.

@@ -281,7 +281,7 @@ func TestNVFP4StochasticParts(t *testing.T) {
 		Tensors: [][2]int{{8, 9}, {10, 11}}}
 	for _, d := range [][2]int{{64, 160}, {128, 256}} {
 		in, at := operands(r, s, d[0], d[1])
-		y := matrix(s, d[0], d[1], at)
+		y := computed(t, s, d[0], d[1], in, at)
 		k, err := fused.NVFP4(fused.Matrix{Rows: d[0], Cols: d[1]}, s, form)
 		if err != nil {
 			t.Fatal(err)
@@ -290,9 +290,7 @@ func TestNVFP4StochasticParts(t *testing.T) {
 		for p := range s.Parts {
 			f := &four{Matrix: fused.Matrix{Batch: 1, Rows: d[0], Cols: d[1]}, FourForm: form, seed: 3, row: 7}
 			f.Tensors = form.Tensors[p : p+1]
-			for from := p * d[1]; from < len(y); from += s.Parts * d[1] {
-				f.x = append(f.x, y[from:from+d[1]]...)
-			}
+			f.x = y[p]
 			parts = append(parts, f)
 			in = append(in, f.operands()[1:3]...)
 		}

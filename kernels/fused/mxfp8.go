@@ -1,6 +1,11 @@
 package fused
 
-import tt "github.com/deepwell/deepwell/kernels/triton"
+import (
+	"fmt"
+
+	"github.com/deepwell/deepwell/dtype"
+	tt "github.com/deepwell/deepwell/kernels/triton"
+)
 
 // A Form is what a quantizing kernel writes of its matrix. With neither orientation it is an error.
 type Form struct {
@@ -8,6 +13,7 @@ type Form struct {
 	// Swizzled puts scales in the order of tensor cores, where a product reads them at once; else they
 	// are in rows, as whatever splits, joins or sends them wants them.
 	Swizzled bool
+	Keep     bool // writes what is quantized, too
 }
 
 // suffix is the part of a kernel's name that says what it writes.
@@ -24,29 +30,39 @@ func (f Form) suffix() string {
 // A Matrix is the shape of what a kernel reads: a batch of matrices, one after the other.
 type Matrix struct{ Batch, Rows, Cols int }
 
-// MXFP8 quantizes what a source computes in one read. A source that gives n parts [rows, cols]
-// stands for the matrix [rows, n·cols] of all of them, side by side.
+// MXFP8 quantizes what a source computes in one read. For each part of the source there are, in the
+// order of the results:
 //
-//	→ codes [batch·rows, n·cols] and scales of blocks of 32 along rows,
-//	  codes [batch·n·cols, rows] and scales of blocks of 32 along columns
+//	the part itself in bfloat16 [batch·rows, cols], if the form keeps it,
+//	codes [batch·rows, cols] and scales of blocks of 32 along rows,
+//	codes [batch·cols, rows] and scales of blocks of 32 along columns
 func MXFP8(m Matrix, s Source, f Form) (*tt.Kernel, error) {
 	m.Batch = max(m.Batch, 1)
-	all := s.Parts * m.Cols
 	args := s.args(m.Batch*m.Rows, m.Cols)
-	results := func(codes, scales string, rows, cols int) {
+	result := func(part int, name string, e tt.Elem, shape ...int) {
+		if s.Parts > 1 {
+			name = fmt.Sprint(name, part)
+		}
+		args = append(args, tt.Arg{Name: name, Elem: e, Shape: shape, Result: true})
+	}
+	codes := func(part int, name string, rows, cols int) {
 		shape := []int{m.Batch * rows, cols / 32}
 		if f.Swizzled {
 			shape = SwizzledShape(m.Batch*rows, cols/32)
 		}
-		args = append(args,
-			tt.Arg{Name: codes, Elem: tt.E4M3, Shape: []int{m.Batch * rows, cols}, Result: true},
-			tt.Arg{Name: scales, Elem: tt.I8, Shape: shape, Result: true})
+		result(part, name, tt.E4M3, m.Batch*rows, cols)
+		result(part, name+"s", tt.I8, shape...)
 	}
-	if f.Along {
-		results("q", "qs", m.Rows, all)
-	}
-	if f.Across {
-		results("t", "ts", all, m.Rows)
+	for part := range s.Parts {
+		if f.Keep {
+			result(part, "y", tt.BF16, m.Batch*m.Rows, m.Cols)
+		}
+		if f.Along {
+			codes(part, "q", m.Rows, m.Cols)
+		}
+		if f.Across {
+			codes(part, "t", m.Cols, m.Rows)
+		}
 	}
 	b, v := tt.New(s.Name+"_mxfp8"+f.suffix(), args...)
 	pad := tileRows
@@ -59,28 +75,37 @@ func MXFP8(m Matrix, s Source, f Form) (*tt.Kernel, error) {
 		b.Fail("a form without an orientation")
 	case f.Across && m.Rows%32 != 0 || f.Along && m.Cols%32 != 0:
 		b.Fail("blocks of 32 do not divide %d×%d", m.Rows, m.Cols)
-	case f.Swizzled && (s.Parts > 1 && m.Cols%128 != 0 || m.Batch > 1 && m.Rows%128 != 0):
-		b.Fail("the scales of %d matrices of %d×%d are no whole tiles", s.Parts*m.Batch, m.Rows, m.Cols)
+	case f.Swizzled && m.Batch > 1 && m.Rows%128 != 0:
+		b.Fail("the scales of %d matrices of %d×%d are no whole tiles", m.Batch, m.Rows, m.Cols)
 	}
 	out := v[len(s.Operands):]
-	for n, y := range s.Compute(t, v) {
-		q := mxfp8{t, all, n * m.Cols, f.Swizzled, y.To(tt.BF16)}
+	for _, y := range s.Compute(t, v) {
+		q := mxfp8{t, f.Swizzled, y.To(tt.BF16)}
+		if f.Keep {
+			t.store(out[0].At(place(t.globalRow(), t.col, t.batch*t.rows, t.cols)), q.y, t.inside)
+			out = out[1:]
+		}
 		if f.Along {
 			q.along(out[0], out[1])
+			out = out[2:]
 		}
 		if f.Across {
-			q.across(out[len(out)-2], out[len(out)-1])
+			q.across(out[0], out[1])
+			out = out[2:]
 		}
 	}
-	return b.Kernel(launch)
+	k, err := b.Kernel(launch)
+	if err == nil {
+		k.Spec = Spec{dtype.MXFP8, m, f, *s.Expr}.String()
+	}
+	return k, err
 }
 
 // An mxfp8 quantizes the tile y of bfloat16 [32, wide].
 type mxfp8 struct {
 	*tile
-	all, from int // columns of all parts, and before the tile's part
-	swizzled  bool
-	y         tt.Value
+	swizzled bool
+	y        tt.Value
 }
 
 // bits are the magnitudes.
@@ -92,11 +117,11 @@ func (q mxfp8) along(codes, scales tt.Value) {
 	scale, factor := powerScales(q.bits().Reshape(tileRows, n, 32).Largest(2))
 	y := q.y.To(tt.F32).Reshape(tileRows, n, 32).Mul(factor.Expand(2)).Reshape(tileRows, q.wide)
 	row := q.globalRow()
-	q.store(codes.At(place(row, q.col.Add(q.from), q.batch*q.rows, q.all)), y.To(tt.E4M3), q.inside)
-	block := q.b.Program(1).Mul(n).Add(q.b.Range(n)).Add(q.from / 32).Expand(0)
-	at, last := row.Expand(1).Mul(q.all/32).Add(block), (q.from+q.cols)/32
+	q.store(codes.At(place(row, q.col, q.batch*q.rows, q.cols)), y.To(tt.E4M3), q.inside)
+	block := q.b.Program(1).Mul(n).Add(q.b.Range(n)).Expand(0)
+	at, last := row.Expand(1).Mul(q.cols/32).Add(block), q.cols/32
 	if q.swizzled {
-		at, last = swizzled(row.Expand(1), block, q.all/32), ceil(q.all, 128)*4
+		at, last = swizzled(row.Expand(1), block, q.cols/32), ceil(q.cols, 128)*4
 	}
 	q.store(scales.At(at), scale.To(tt.I8), func() tt.Value {
 		here := block.Is("lt", last)
@@ -111,21 +136,20 @@ func (q mxfp8) along(codes, scales tt.Value) {
 func (q mxfp8) across(codes, scales tt.Value) {
 	scale, factor := powerScales(q.bits().Largest(0))
 	y := q.y.To(tt.F32).Mul(factor.Expand(0)).To(tt.E4M3).Trans(1, 0)
-	col := q.col.Add(q.from)
-	last := q.from + q.cols
+	col := q.col
 	if q.batch > 1 {
-		col = col.Add(q.b.Program(2).Mul(q.all))
+		col = col.Add(q.b.Program(2).Mul(q.cols))
 	}
-	q.store(codes.At(place(col, q.row, q.batch*q.all, q.rows)), y,
+	q.store(codes.At(place(col, q.row, q.batch*q.cols, q.rows)), y,
 		func() tt.Value { return q.inside().Trans(1, 0) })
 	block := q.b.Program(0)
 	if q.swizzled {
 		q.store(scales.At(swizzled(col, block, q.rows/32)), scale.To(tt.I8),
-			func() tt.Value { return col.Is("lt", ceil(q.all, 128)*128*q.batch) })
+			func() tt.Value { return col.Is("lt", ceil(q.cols, 128)*128*q.batch) })
 		return
 	}
 	q.store(scales.At(col.Mul(q.rows/32).Add(block)), scale.To(tt.I8), func() tt.Value {
-		return q.col.Add(q.from).Is("lt", last).And(block.Is("lt", q.rows/32))
+		return q.col.Is("lt", q.cols).And(block.Is("lt", q.rows/32))
 	})
 }
 

@@ -1,6 +1,9 @@
 package fused
 
-import tt "github.com/deepwell/deepwell/kernels/triton"
+import (
+	"github.com/deepwell/deepwell/kernels/expr"
+	tt "github.com/deepwell/deepwell/kernels/triton"
+)
 
 // A tile is the part of a matrix [rows, cols] that one program computes: 32 rows, a block of scales
 // high, and 128 or 256 columns.
@@ -68,6 +71,19 @@ func (t *tile) load(x tt.Value) tt.Value {
 		return t.b.LoadIf(t.inside(), p, 0)
 	}
 	return t.b.Load(p)
+}
+
+// operand reads what an expression takes: a value for each element, row or column, or one.
+func (t *tile) operand(x tt.Value, over expr.Over) tt.Value {
+	switch over {
+	case expr.Rows:
+		return t.perRow(x)
+	case expr.Cols:
+		return t.perColumn(x)
+	case expr.Scalar:
+		return t.b.Load(x).Broadcast(1, 1)
+	}
+	return t.load(x)
 }
 
 // store writes everything, or what a mask lets through where tiles lie partly outside.

@@ -252,6 +252,9 @@ func (v Value) Log2() Value { return v.math("log2") }
 // Rsqrt is one over the square root.
 func (v Value) Rsqrt() Value { return v.math("rsqrt") }
 
+// Sqrt is the square root.
+func (v Value) Sqrt() Value { return v.math("sqrt") }
+
 // Abs is the magnitude of floats.
 func (v Value) Abs() Value { return v.math("absf") }
 

@@ -17,6 +17,7 @@ type Kernel struct {
 	Name string
 	Text string // the module, one line per operation
 	Args []Arg
+	Spec string // what it computes, for readers of the program
 	Launch
 	scratch int // bytes for the descriptors of all programs
 }
@@ -45,8 +46,11 @@ func (b *Builder) Kernel(l Launch) (*Kernel, error) {
 func (k *Kernel) Config() string {
 	quoted := strings.NewReplacer(`\`, `\\`, `"`, `\"`, "\n", `\n`).Replace(k.Text)
 	more := ""
+	if k.Spec != "" {
+		more = fmt.Sprintf(", spec = %q", k.Spec)
+	}
 	if k.scratch > 0 {
-		more = fmt.Sprintf(", is_tma_allowed = true, global_scratch_memory_size = %d : i32", k.scratch)
+		more += fmt.Sprintf(", is_tma_allowed = true, global_scratch_memory_size = %d : i32", k.scratch)
 	}
 	return fmt.Sprintf(`{name = "%s", ir = "%s", num_stages = %d : i32, num_warps = %d : i32, `+
 		`grid_x = %d : i32, grid_y = %d : i32, grid_z = %d : i32, debug = false%s}`, k.Name, quoted,

@@ -15,9 +15,13 @@ import (
 // shapes; codes and scales are bytes.
 func (w writer) tritonCall(k *triton.Kernel, in ...val) (out []val) {
 	name := w.Fresh()
+	var operands []val
 	var layouts [2][]string
 	for i, a := range k.Args {
 		t := ir.Type{Elem: dtype.U8}
+		if a.Elem == triton.BF16 {
+			t.Elem = dtype.BF16
+		}
 		for d, n := range a.Shape {
 			t.Dims = append(t.Dims, ir.Dim{Name: fmt.Sprintf("d%d", d), Size: int64(n)})
 		}
@@ -26,11 +30,11 @@ func (w writer) tritonCall(k *triton.Kernel, in ...val) (out []val) {
 			side = 1
 			out = append(out, &stablehlo.Value{Name: fmt.Sprintf("%s#%d", name, len(out)), Type: t})
 		} else {
-			in[i] = w.Reshape(in[i], ir.Type{Dims: t.Dims})
+			operands = append(operands, w.Reshape(in[i], ir.Type{Dims: t.Dims}))
 		}
 		layouts[side] = append(layouts[side], rowMajorLayout(len(a.Shape)))
 	}
-	names, types := stablehlo.Spell(in)
+	names, types := stablehlo.Spell(operands)
 	_, results := stablehlo.Spell(out)
 	w.Line("%s:%d = stablehlo.custom_call @__gpu$xla.gpu.triton(%s) {api_version = 4 : i32, "+
 		"backend_config = %s, operand_layouts = [%s], result_layouts = [%s]} : (%s) -> (%s)", name,
@@ -39,21 +43,25 @@ func (w writer) tritonCall(k *triton.Kernel, in ...val) (out []val) {
 	return out
 }
 
-// quantizeOnce prints the kernel that quantizes a source in one read.
+// quantizeOnce prints the kernel that computes sources and quantizes them in one read.
 func quantizeOnce(w writer, op *ir.Op, in []val) []val {
-	m := rewrite.MatricesOf(op)
-	s, err := fused.Find("quantize")
+	m, err := rewrite.MatricesOf(op)
 	if err != nil {
 		w.Fail("%s", err)
 		return in
 	}
-	k, err := fused.MXFP8(fused.Matrix{Batch: int(m.Batch), Rows: int(m.Rows), Cols: int(m.Cols)}, s,
-		fused.Form{Along: m.Along, Across: m.Across})
+	e, err := rewrite.ExprOf(op)
 	if err != nil {
 		w.Fail("%s", err)
 		return in
 	}
-	out := w.tritonCall(k, in[0])
+	k, err := fused.MXFP8(fused.Matrix{Batch: int(m.Batch), Rows: int(m.Rows), Cols: int(m.Cols)},
+		fused.Of(e), fused.Form{Along: m.Along, Across: m.Across, Keep: m.Keep})
+	if err != nil {
+		w.Fail("%s", err)
+		return in
+	}
+	out := w.tritonCall(k, in...)
 	for i, t := range op.Out {
 		out[i] = w.Reshape(out[i], ir.Type{Dims: t.Type.Dims})
 	}

@@ -1,0 +1,237 @@
+package rewrite
+
+import (
+	"slices"
+
+	"github.com/deepwell/deepwell/dtype"
+	"github.com/deepwell/deepwell/internal/lists"
+	"github.com/deepwell/deepwell/ir"
+	"github.com/deepwell/deepwell/kernels/expr"
+)
+
+// Attributes of a [QuantizeOnce] that computes its source.
+const (
+	attrExpr = "expr" // what it computes, as package kernels/expr prints it; none reads its source
+	attrType = "type" // of each source
+	attrKeep = "keep" // it returns its source, too
+)
+
+// fuseSources moves what computes a source element by element into the kernel that quantizes it, so
+// that the source is neither written nor read: SwiGLU, GELU, norms, their gradients, the sum with a
+// residual's gradient. Sources of one shape that are computed from common operands, such as the two
+// gradients of SwiGLU, become one kernel, which reads the operands once. A source that others read
+// as well is written by the kernel.
+func fuseSources(g *ir.Graph) error {
+	f := &fuser{by: readers(g), at: places(g), of: map[*ir.Op]*fusion{}, gone: map[*ir.Op]bool{},
+		made: map[*ir.Op][]*ir.Value{}}
+	f.find(g)
+	return rows().Edit(g, f.edit)
+}
+
+// places numbers the operations of each graph.
+func places(g *ir.Graph) map[*ir.Op]int {
+	at := map[*ir.Op]int{}
+	var add func(g *ir.Graph)
+	add = func(g *ir.Graph) {
+		for i, op := range g.Ops {
+			at[op] = i
+			if op.Body != nil {
+				add(op.Body)
+			}
+		}
+	}
+	add(g)
+	return at
+}
+
+// A fuser finds what can be fused, and then does it.
+type fuser struct {
+	by   map[*ir.Value][]*ir.Op
+	at   map[*ir.Op]int
+	of   map[*ir.Op]*fusion // by the operation in whose place it is made
+	gone map[*ir.Op]bool    // operations that nothing reads afterwards
+	made map[*ir.Op][]*ir.Value
+}
+
+// A fusion is one kernel: the quantizations of some sources, and what computes them.
+type fusion struct {
+	quantize []*ir.Op // one for each source
+	expr     expr.Expr
+	operands []*ir.Value
+	inside   []*ir.Op // operations that only the kernel's results need, in no order
+	keep     bool
+}
+
+// maxMatrices is how many matrices one kernel reads: with more, registers spill.
+const maxMatrices = 5
+
+// find decides for every quantization of a graph, and of the bodies of its loops.
+func (f *fuser) find(g *ir.Graph) {
+	taken := map[*ir.Op]bool{}
+	for i, op := range g.Ops {
+		if op.Body != nil {
+			f.find(op.Body)
+		}
+		if op.Kind != QuantizeOnce || taken[op] || !computable(op.In[0]) {
+			continue
+		}
+		best := f.fusion(op)
+		for _, other := range g.Ops[i+1:] {
+			if best == nil || best.keep {
+				break
+			}
+			if other.Kind != QuantizeOnce || taken[other] || !alike(op, other) || !computable(other.In[0]) {
+				continue
+			}
+			alone, both := f.fusion(other), f.fusion(append(slices.Clone(best.quantize), other)...)
+			if alone != nil && both != nil && !both.keep &&
+				both.expr.Matrices() < best.expr.Matrices()+alone.expr.Matrices() {
+				best = both
+			}
+		}
+		if best == nil || len(best.expr.Steps) == 0 {
+			continue
+		}
+		place := best.quantize[0]
+		if best.keep {
+			place = best.quantize[0].In[0].Def()
+		}
+		f.of[place] = best
+		for _, q := range best.quantize {
+			taken[q] = true
+		}
+		for _, op := range best.inside {
+			f.gone[op] = op != place
+		}
+	}
+}
+
+// alike tells whether two quantizations have one shape and one manner.
+func alike(a, b *ir.Op) bool {
+	return a.In[0].Type.Equal(b.In[0].Type) && slices.Equal(along(a), along(b)) &&
+		slices.Equal(a.Attrs.List(attrAcross), b.Attrs.List(attrAcross))
+}
+
+// computable tells whether a value is computed element by element.
+func computable(v *ir.Value) bool {
+	return v.Def() != nil && v.Def().Elementwise() && v.Type.Elem == dtype.BF16
+}
+
+// fusion gives the kernel of some quantizations, or nil if they have no common one.
+func (f *fuser) fusion(quantize ...*ir.Op) *fusion {
+	out := &fusion{quantize: quantize}
+	roots := lists.Map(quantize, func(q *ir.Op) *ir.Value { return q.In[0] })
+	w := &gatherer{fuser: f, fusion: out, like: quantize[0], roots: roots, number: map[*ir.Value]int{}}
+	if !w.plan() {
+		return nil
+	}
+	w.list()
+	for _, v := range roots {
+		out.expr.Out = append(out.expr.Out, w.step(v))
+	}
+	if out.expr.Matrices() > maxMatrices || out.expr.Check() != nil {
+		return nil
+	}
+	out.keep = slices.ContainsFunc(roots, func(v *ir.Value) bool { return !w.alone(v) })
+	out.inside = w.private()
+	if out.keep && len(roots) > 1 {
+		return nil
+	}
+	place := quantize[0]
+	if out.keep {
+		place = roots[0].Def()
+	}
+	for _, v := range out.operands { // they must be there where the kernel is made
+		if v.Def() != nil && f.at[v.Def()] >= f.at[place] {
+			return nil
+		}
+	}
+	return out
+}
+
+// edit puts the kernels in the place of what they compute.
+func (f *fuser) edit(r *ir.Rewriter, op *ir.Op) []*ir.Value {
+	if u := f.of[op]; u != nil {
+		f.write(r, u)
+		if u.keep {
+			return f.made[op]
+		}
+	}
+	if out, ok := f.made[op]; ok {
+		return out
+	}
+	if f.gone[op] {
+		return []*ir.Value{}
+	}
+	return nil
+}
+
+// write adds the operation of a fusion.
+func (f *fuser) write(r *ir.Rewriter, u *fusion) {
+	q := u.quantize[0]
+	a := q.Attrs.With(attrExpr, u.expr.String()).With(attrType, q.In[0].Type.String()).
+		With(attrKeep, u.keep)
+	in := slices.Clone(u.operands)
+	for i, v := range in {
+		if now := r.Replacement[v]; now != nil {
+			in[i] = now
+		}
+	}
+	out := r.ReplaceWith(q, QuantizeOnce, a, in...)
+	if u.keep {
+		f.made[q.In[0].Def()], out = out[:1], out[1:]
+	}
+	for _, q := range u.quantize {
+		f.made[q], out = out[:len(q.Out)], out[len(q.Out):]
+	}
+}
+
+// ExprOf gives what a [QuantizeOnce] computes for each element of its sources.
+func ExprOf(op *ir.Op) (*expr.Expr, error) {
+	text := op.Attrs.Text(attrExpr)
+	if text == "" {
+		text = "bf16 -> 0"
+	}
+	return expr.Parse(text)
+}
+
+// writtenOut is what a [QuantizeOnce] means to the interpreter: its steps in float32, rounded once,
+// and a quantize for each orientation.
+func writtenOut(b *ir.Builder, op *ir.Op) (out []*ir.Value) {
+	e, err := ExprOf(op)
+	source, typeErr := sourceOf(op)
+	if err != nil || typeErr != nil {
+		return slices.Repeat([]*ir.Value{nil}, len(op.Out))
+	}
+	in := lists.Map(op.In, func(v *ir.Value) *ir.Value { return b.Convert(v, dtype.F32) })
+	for _, y := range expr.Do(e, in, func(s expr.Step, args []*ir.Value) *ir.Value {
+		return writtenStep(b, s, args, source)
+	}) {
+		y = b.Convert(y, source.Elem)
+		if op.Attrs.Bool(attrKeep) {
+			out = append(out, y)
+		}
+		for _, name := range []string{"along", attrAcross} {
+			if dims := op.Attrs.List(name); len(dims) > 0 {
+				codes, scales := b.Quantize(y, ir.Quantize{Format: ir.Format(op.Attrs.Text("format")),
+					Along: dims})
+				out = append(out, codes, scales)
+			}
+		}
+	}
+	return out
+}
+
+// writtenStep is one step of an expression as an operation of package ir.
+func writtenStep(b *ir.Builder, s expr.Step, args []*ir.Value, source ir.Type) *ir.Value {
+	attrs, kind := map[string]any{}, s.Op
+	switch {
+	case s.Op == "fill":
+		return b.Fill(ir.Type{Elem: dtype.F32, Dims: source.Dims, Place: source.Place}, s.By)
+	case expr.Compares(s.Op):
+		kind, attrs["how"] = "compare", s.Op
+	case expr.Ops[s.Op].Number:
+		attrs["by"] = s.By
+	}
+	return b.Op(kind, attrs, args...)[0]
+}

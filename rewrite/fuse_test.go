@@ -1,0 +1,157 @@
+package rewrite
+
+import (
+	"fmt"
+	"math"
+	"strings"
+	"testing"
+
+	"github.com/deepwell/deepwell/dtype"
+	"github.com/deepwell/deepwell/internal/golden"
+	"github.com/deepwell/deepwell/internal/irtest"
+	"github.com/deepwell/deepwell/ir"
+	"github.com/deepwell/deepwell/kernels/fused"
+)
+
+// A block is a residual MLP: norm, two linears or one, an activation, a linear, the residual's sum.
+type block struct {
+	name string
+	norm func(b *ir.Builder, x, w *ir.Value) *ir.Value
+	act  func(b *ir.Builder, gate, up *ir.Value) *ir.Value // up is nil without a second linear
+	two  bool
+}
+
+func rms(b *ir.Builder, x, w *ir.Value) *ir.Value { return b.RMSNorm(x, w, "embed", 1e-5, 0) }
+
+func blocks() []block {
+	swiglu := func(b *ir.Builder, gate, up *ir.Value) *ir.Value { return b.Mul(b.Silu(gate), up) }
+	return []block{
+		{"swiglu", rms, swiglu, true},
+		{"gelu", func(b *ir.Builder, x, w *ir.Value) *ir.Value {
+			return b.LayerNorm(x, w, b.Scale(w, 0.1), "embed", 1e-5)
+		}, func(b *ir.Builder, gate, _ *ir.Value) *ir.Value { return b.Gelu(gate) }, false},
+		{"gemma", func(b *ir.Builder, x, w *ir.Value) *ir.Value { return b.RMSNorm(x, w, "embed", 1e-6, 1) },
+			func(b *ir.Builder, gate, up *ir.Value) *ir.Value { return b.Mul(b.Gelu(gate), up) }, true},
+		{"relu2", rms, func(b *ir.Builder, gate, _ *ir.Value) *ir.Value {
+			r := b.Relu(gate)
+			return b.Mul(r, r)
+		}, false},
+		// What is added to the norm's result is read twice, and the norm's result by others too.
+		{"kept", func(b *ir.Builder, x, w *ir.Value) *ir.Value { return b.Add(rms(b, x, w), b.Scale(x, 0.5)) },
+			swiglu, true},
+	}
+}
+
+// graph is the block twice with its gradient, quantized to MXFP8.
+func (c block) graph(t *testing.T) *ir.Graph {
+	t.Helper()
+	b := ir.NewBuilder(c.name)
+	d := irtest.D
+	in := func(name string, dims ...ir.Dim) *ir.Value {
+		return b.Input(name, ir.Data, ir.Type{Elem: dtype.BF16, Dims: dims}, "")
+	}
+	x := in("x", d("batch", 2), d("seq", 32), d("embed", 64))
+	wrt := []string{"x"}
+	for i := range 2 {
+		w := func(name string, dims ...ir.Dim) *ir.Value {
+			wrt = append(wrt, fmt.Sprint(name, i))
+			return in(wrt[len(wrt)-1], dims...)
+		}
+		n := c.norm(b, x, w("norm", d("embed", 64)))
+		gate := b.Linear(n, w("gate", d("mlp", 96), d("embed", 64)))
+		var up *ir.Value
+		if c.two {
+			up = b.Linear(n, w("up", d("mlp", 96), d("embed", 64)))
+		}
+		x = b.Add(x, b.Linear(c.act(b, gate, up), w("down", d("embed", 64), d("mlp", 96))))
+	}
+	wide := b.Convert(x, dtype.F32)
+	g, err := b.Graph(b.Sum(b.Mul(wide, wide), "batch", "seq", "embed"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, op := range g.Ops {
+		if op.Kind == "linear" {
+			for _, product := range []string{"fprop", "dgrad", "wgrad"} {
+				op.Attrs = op.Attrs.With(product, string(ir.MXFP8))
+			}
+		}
+	}
+	gr, err := ir.Grad(g, ir.GradPlan{Wrt: wrt})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if g, err = gr.Joint(); err != nil {
+		t.Fatal(err)
+	}
+	if _, _, err = ir.LowerQuantized(g, func(p string) string { return "c." + p }, nil,
+		ir.ReportNothing); err != nil {
+		t.Fatal(err)
+	}
+	return g
+}
+
+// Blocks become the kernels of the golden, and the interpreter sees the same numbers: but for what
+// rounding to bfloat16 between steps did.
+func TestSourcesAreFused(t *testing.T) {
+	var text strings.Builder
+	found := map[string]bool{}
+	for _, c := range blocks() {
+		g := c.graph(t)
+		want := run(t, g)
+		for _, pass := range []func(*ir.Graph) error{quantizeOnce, writeNorms, fuseSources} {
+			if err := pass(g); err != nil {
+				t.Fatalf("%s: %v", c.name, err)
+			}
+		}
+		fmt.Fprintf(&text, "%s\n", c.name)
+		for _, op := range g.Ops {
+			if op.Kind != QuantizeOnce {
+				continue
+			}
+			e, err := ExprOf(op)
+			if err != nil {
+				t.Fatal(err)
+			}
+			found[e.String()] = true
+			fmt.Fprintf(&text, "\t%-12s along %v across %v keep %v: %s\n", fused.Of(e).Name, along(op),
+				op.Attrs.List(attrAcross), op.Attrs.Bool(attrKeep), e)
+		}
+		for i, list := range run(t, g) {
+			var off, size float64
+			for k, x := range list[0].Data {
+				off += math.Pow(x-want[i][0].Data[k], 2)
+				size += math.Pow(want[i][0].Data[k], 2)
+			}
+			if off > fusedBound*fusedBound*size {
+				t.Errorf("%s: result %s is off by %.2g", c.name, g.Results[i], math.Sqrt(off/size))
+			}
+		}
+	}
+	golden.Compare(t, "testdata/fused.txt", []byte(text.String()))
+	for _, s := range fused.Sources() {
+		if !found[s.Expr.String()] {
+			t.Errorf("no block has the kernel %s, %s", s.Name, s.Expr)
+		}
+	}
+}
+
+// fusedBound is the error of MXFP8 blocks whose sources flip in their last bits of bfloat16: a
+// hundredth of what quantization to E4M3 itself does, 3 %, times the blocks.
+const fusedBound = 5e-3
+
+// The source of a norm's gradient is the next layer's, too: it is kept. No norm is left.
+func TestKeptSources(t *testing.T) {
+	g := blocks()[0].graph(t)
+	for _, pass := range []func(*ir.Graph) error{quantizeOnce, writeNorms, fuseSources} {
+		if err := pass(g); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if n := count(g, func(op *ir.Op) bool { return op.Kind == QuantizeOnce && op.Attrs.Bool(attrKeep) }); n != 2 {
+		t.Errorf("%d kernels keep their source", n)
+	}
+	if n := count(g, func(op *ir.Op) bool { return op.Kind == "rms_norm" }); n != 0 {
+		t.Errorf("%d norms are left", n)
+	}
+}
