@@ -2,6 +2,7 @@ package hlo
 
 import (
 	"errors"
+	"regexp"
 	"strconv"
 	"strings"
 	"sync"
@@ -23,6 +24,7 @@ type Instruction struct {
 	Opcode string
 	OpName string // what the author of the program called it
 	Target string // of a custom call
+	Spec   string // of a kernel of our own: what it computes (package kernels/fused)
 
 	// Operands are indices into the Body that the instruction is in.
 	Operands []int
@@ -105,7 +107,7 @@ func (b *scheduler) computation(c *computation) (*Computation, error) {
 func (b *scheduler) instruction(out *Instruction, s step, at map[*instruction]int) error {
 	config := b.backendConfig(s.instruction)
 	*out = Instruction{Name: s.name, Opcode: s.opcode, OpName: s.opName, Target: s.target,
-		Index: int(s.index), Trips: 1, Domain: config.Collective.domain()}
+		Index: int(s.index), Trips: 1, Domain: config.Collective.domain(), Spec: b.spec(s.instruction)}
 	if s.opcode == "parameter" {
 		out.Index = int(s.param)
 	}
@@ -242,3 +244,24 @@ func (n numbers) ints() []int64 {
 	}
 	return list
 }
+
+// ownSpec finds what a kernel of our own computes in the configuration of its call, a dictionary of
+// MLIR.
+var ownSpec = regexp.MustCompile(`\bspec = "([^"]*)"`)
+
+func (p *program) spec(i *instruction) string {
+	if i.target != Triton {
+		return ""
+	}
+	config := i.config
+	if n := i.payload - 1; n >= 0 && n < int64(len(p.payloads)) {
+		config = p.payloads[n]
+	}
+	if found := ownSpec.FindSubmatch(config); found != nil {
+		return string(found[1])
+	}
+	return ""
+}
+
+// Triton is the target of calls whose kernel is Triton's text.
+const Triton = "__gpu$xla.gpu.triton"

@@ -6,6 +6,7 @@ import (
 
 	"github.com/deepwell/deepwell/hlo"
 	"github.com/deepwell/deepwell/internal/lists"
+	"github.com/deepwell/deepwell/kernels/fused"
 )
 
 // A cost is what one kernel computes and moves.
@@ -46,6 +47,10 @@ func costOf(c *hlo.Computation, i *hlo.Instruction) cost {
 		k.bytes = fusedBytes(i.Calls[0])
 	case i.Opcode == "async-start" && len(i.Calls) == 1:
 		return wrapped(i.Calls[0])
+	case i.Spec != "": // its operands may be stacks, of which it reads one round's part
+		if s, err := fused.ParseSpec(i.Spec); err == nil {
+			k.bytes = s.Bytes()
+		}
 	case slicing(i.Opcode):
 		k.bytes = 2 * bytesOf(i.Results)
 	case i.Opcode == "dynamic-update-slice":

@@ -2,10 +2,12 @@ package replay
 
 import (
 	"regexp"
+	"slices"
 	"strings"
 
 	"github.com/deepwell/deepwell/diag"
 	"github.com/deepwell/deepwell/dtype"
+	"github.com/deepwell/deepwell/internal/wire"
 	"github.com/deepwell/deepwell/kernels/expr"
 	"github.com/deepwell/deepwell/kernels/fused"
 )
@@ -21,15 +23,19 @@ func (w *writer) triton(s *site) (out []*value) {
 		w.refuse(diag.ReplayCall, "a call of %s that does not say what it computes", s.target)
 	}
 	spec, err := fused.ParseSpec(string(found[1]))
-	if err != nil || spec.Format != dtype.MXFP8 || spec.Swizzled ||
-		len(s.values) != len(spec.Expr.In) {
+	operands := len(spec.Expr.In)
+	if spec.Rounds > 0 {
+		operands += 1 + len(spec.Into) + len(spec.Saved)
+	}
+	if err != nil || spec.Format != dtype.MXFP8 || spec.Swizzled || len(s.values) != operands {
 		w.refuse(diag.ReplayCall, "replay has no rule for the kernel %s: %v", found[1], err)
 	}
 	rows := int64(spec.Batch) * int64(spec.Rows)
 	dims := []int64{rows, int64(spec.Cols)}
-	in := make([]*value, len(s.values))
+	k := &ownKernel{w, s, spec.Stacks, len(spec.Expr.In)}
+	in := make([]*value, len(spec.Expr.In))
 	for i, o := range spec.Expr.In {
-		in[i] = w.spread(s, i, o.Over, dims)
+		in[i] = k.spread(i, o.Over, dims)
 	}
 	for _, y := range expr.Do(&spec.Expr, in, func(step expr.Step, args []*value) *value {
 		return w.step(step, args, dims)
@@ -47,6 +53,7 @@ func (w *writer) triton(s *site) (out []*value) {
 			out = append(out, w.mxfp8(w.reshape(t, batch*c, r))...)
 		}
 	}
+	out = k.stacked(out)
 	results := s.shape.results()
 	if len(out) != len(results) {
 		w.refuse(diag.ReplayCall, "%s has %d results", found[1], len(results))
@@ -57,12 +64,67 @@ func (w *writer) triton(s *site) (out []*value) {
 	return out
 }
 
+// An ownKernel is the call of a kernel of our own: operands of its expression, then, if it has
+// stacks, the round and the stacks that it writes to.
+type ownKernel struct {
+	*writer
+	*site
+	fused.Stacks
+	operands int // of the expression
+}
+
+// round is the number of the loop's round, an index.
+func (k *ownKernel) round() *value { return k.reshape(k.values[k.operands]) }
+
+// part is the round's part of a stack.
+func (k *ownKernel) part(stack *value, dims ...int64) *value {
+	n := int64(1)
+	for _, d := range dims {
+		n *= d
+	}
+	x := k.reshape(stack, int64(k.Rounds), n)
+	x = k.add("dynamic-slice", exact(x.shape.typ, 1, n), wire.Msg(nil).Packed(20, 1, n), x, k.round(),
+		k.scalarInt(typeS32, 0))
+	return k.reshape(x, dims...)
+}
+
+// stacked puts results into their stacks, and operands that are saved into theirs, after all
+// results.
+func (k *ownKernel) stacked(out []*value) []*value {
+	for n, i := range k.Into {
+		if i >= len(out) {
+			k.refuse(diag.ReplayCall, "a kernel of %d results has a stack for number %d", len(out), i)
+		}
+		out[i] = k.updated(k.operands+1+n, out[i])
+	}
+	for n, i := range k.Saved {
+		out = append(out, k.updated(k.operands+1+len(k.Into)+n, k.values[i]))
+	}
+	return out
+}
+
+// updated is a stack with the round's part replaced.
+func (k *ownKernel) updated(stack int, part *value) *value {
+	n := int64(1)
+	for _, d := range part.shape.dims {
+		n *= d
+	}
+	x := k.reshape(k.values[stack], int64(k.Rounds), n)
+	return k.add("dynamic-update-slice", x.shape, nil, x, k.reshape(part, 1, n), k.round(),
+		k.scalarInt(typeS32, 0))
+}
+
 // spread gives an operand of an expression an element for each of a matrix, in float32.
-func (w *writer) spread(s *site, i int, over expr.Over, dims []int64) *value {
-	if !s.from[i].shape.rowMajor() {
+func (k *ownKernel) spread(i int, over expr.Over, dims []int64) *value {
+	w := k.writer
+	if !k.from[i].shape.rowMajor() {
 		w.refuse(diag.ReplayCall, "operand %d of a kernel is not row-major", i)
 	}
-	x := w.convert(s.values[i], typeF32)
+	x := k.values[i]
+	if slices.Contains(k.From, i) {
+		x = k.part(x, dims...)
+	}
+	x = w.convert(x, typeF32)
 	switch over {
 	case expr.Rows:
 		return w.broadcast(w.reshape(x, dims[0]), dims, 0)

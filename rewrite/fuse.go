@@ -22,8 +22,7 @@ const (
 // gradients of SwiGLU, become one kernel, which reads the operands once. A source that others read
 // as well is written by the kernel.
 func fuseSources(g *ir.Graph) error {
-	f := &fuser{by: readers(g), at: places(g), of: map[*ir.Op]*fusion{}, gone: map[*ir.Op]bool{},
-		made: map[*ir.Op][]*ir.Value{}}
+	f := &fuser{by: readers(g), at: places(g), of: map[*ir.Op]*fusion{}, gone: map[*ir.Op]bool{}}
 	f.find(g)
 	return rows().Edit(g, f.edit)
 }
@@ -50,7 +49,6 @@ type fuser struct {
 	at   map[*ir.Op]int
 	of   map[*ir.Op]*fusion // by the operation in whose place it is made
 	gone map[*ir.Op]bool    // operations that nothing reads afterwards
-	made map[*ir.Op][]*ir.Value
 }
 
 // A fusion is one kernel: the quantizations of some sources, and what computes them.
@@ -152,13 +150,7 @@ func (f *fuser) fusion(quantize ...*ir.Op) *fusion {
 // edit puts the kernels in the place of what they compute.
 func (f *fuser) edit(r *ir.Rewriter, op *ir.Op) []*ir.Value {
 	if u := f.of[op]; u != nil {
-		f.write(r, u)
-		if u.keep {
-			return f.made[op]
-		}
-	}
-	if out, ok := f.made[op]; ok {
-		return out
+		return f.write(r, u)
 	}
 	if f.gone[op] {
 		return []*ir.Value{}
@@ -166,8 +158,8 @@ func (f *fuser) edit(r *ir.Rewriter, op *ir.Op) []*ir.Value {
 	return nil
 }
 
-// write adds the operation of a fusion.
-func (f *fuser) write(r *ir.Rewriter, u *fusion) {
+// write adds the operation of a fusion, and gives the results of the one in whose place it is.
+func (f *fuser) write(r *ir.Rewriter, u *fusion) (own []*ir.Value) {
 	q := u.quantize[0]
 	a := q.Attrs.With(attrExpr, u.expr.String()).With(attrType, q.In[0].Type.String()).
 		With(attrKeep, u.keep)
@@ -179,11 +171,19 @@ func (f *fuser) write(r *ir.Rewriter, u *fusion) {
 	}
 	out := r.ReplaceWith(q, QuantizeOnce, a, in...)
 	if u.keep {
-		f.made[q.In[0].Def()], out = out[:1], out[1:]
+		own, out = out[:1], out[1:]
 	}
 	for _, q := range u.quantize {
-		f.made[q], out = out[:len(q.Out)], out[len(q.Out):]
+		if own == nil {
+			own, out = out[:len(q.Out)], out[len(q.Out):]
+			continue
+		}
+		for i, v := range q.Out {
+			r.Substitute(v, out[i])
+		}
+		out = out[len(q.Out):]
 	}
+	return own
 }
 
 // ExprOf gives what a [QuantizeOnce] computes for each element of its sources.

@@ -18,11 +18,7 @@ const attrAcross = "across"
 // scales and again for its codes.
 func quantizeOnce(g *ir.Graph) error {
 	by := readers(g)
-	made := map[*ir.Op][]*ir.Value{} // results by quantize
-	return rows().Edit(g, func(r *ir.Rewriter, op *ir.Op) []*ir.Value {
-		if out, ok := made[op]; ok {
-			return out
-		}
+	return rows().Edit(g, func(r *ir.Rewriter, op *ir.Op) (own []*ir.Value) {
 		if op.Kind != "quantize" || !once(op) {
 			return nil
 		}
@@ -42,11 +38,16 @@ func quantizeOnce(g *ir.Graph) error {
 		}
 		out := r.ReplaceWith(op, QuantizeOnce, a, op.In[0])
 		for _, q := range ops {
-			if q != nil {
-				made[q], out = out[:2], out[2:]
+			switch {
+			case q == op:
+				own, out = out[:2], out[2:]
+			case q != nil:
+				r.Substitute(q.Out[0], out[0])
+				r.Substitute(q.Out[1], out[1])
+				out = out[2:]
 			}
 		}
-		return made[op]
+		return own
 	})
 }
 

@@ -1,6 +1,7 @@
 package fused_test
 
 import (
+	"bytes"
 	"encoding/binary"
 	"errors"
 	"math"
@@ -309,6 +310,62 @@ func TestMXFP8Forms(t *testing.T) {
 						t.Errorf("%v, %v: result %d: %d of %d bytes differ, the first at %d", m, f, i, n, len(want), at)
 					}
 				}
+			}
+		}
+	}
+}
+
+// A kernel in a loop reads and writes one round of its stacks and leaves the others as they are.
+func TestStacks(t *testing.T) {
+	const rounds, round = 3, 1
+	r, s := rand.New(rand.NewPCG(22, 11)), source(t, "swiglu_grad")
+	for _, d := range [][2]int{{128, 256}, {96, 160}} {
+		m, n := fused.Matrix{Batch: 1, Rows: d[0], Cols: d[1]}, d[0]*d[1]
+		form := fused.Form{Along: true, Across: true, Stacks: fused.Stacks{Rounds: rounds,
+			From: []int{1}, Into: []int{2, 7}, Saved: []int{0, 2}}}
+		k, err := fused.MXFP8(m, s, form)
+		if err != nil {
+			t.Fatal(err)
+		}
+		spec, err := fused.ParseSpec(k.Spec)
+		if err != nil || spec.String() != k.Spec || spec.Matrix != m {
+			t.Errorf("%s: %v, %v", k.Spec, spec, err)
+		}
+		in, _ := operands(r, s, d[0], d[1])
+		plain, err := fused.MXFP8(m, s, fused.Form{Along: true, Across: true})
+		if err != nil {
+			t.Fatal(err)
+		}
+		want := arrays(plain, in...)
+		if err := run.Kernel(plain, want); err != nil {
+			t.Fatal(err)
+		}
+		stack := bytes.Repeat([]byte{7}, 2*n*rounds)
+		copy(stack[2*n*round:], in[1])
+		all := [][]byte{in[0], stack, in[2], {round, 0, 0, 0}}
+		for _, a := range k.Args[4:] {
+			size := a.Elem.Bits() / 8
+			for _, n := range a.Shape {
+				size *= n
+			}
+			all = append(all, bytes.Repeat([]byte{9}, size))
+		}
+		if err := run.Kernel(k, all); err != nil {
+			t.Fatal(err)
+		}
+		got := all[len(all)-10:]
+		for i, a := range k.Args[len(k.Args)-10:] {
+			var b []byte
+			if i < 8 {
+				b = want[3+i]
+			} else {
+				b = in[[]int{0, 2}[i-8]]
+			}
+			if a.InPlace != "" {
+				b = slices.Concat(bytes.Repeat([]byte{9}, len(b)), b, bytes.Repeat([]byte{9}, len(b)))
+			}
+			if !bytes.Equal(got[i], b) {
+				t.Errorf("%v: %s differs", d, a.Name)
 			}
 		}
 	}

@@ -14,7 +14,20 @@ type Form struct {
 	// are in rows, as whatever splits, joins or sends them wants them.
 	Swizzled bool
 	Keep     bool // writes what is quantized, too
+	Stacks
 }
+
+// Stacks are arrays of as many matrices as a loop has rounds, of which a kernel in the loop reads
+// and writes one: what other rounds put there stays.
+type Stacks struct {
+	Rounds int   // 0 without stacks
+	From   []int // operands that are stacks, by their numbers
+	Into   []int // results that are written into stacks
+	Saved  []int // operands that are written into stacks as they are read
+}
+
+// any tells whether there are stacks: then the round is an operand, after the source's.
+func (s Stacks) any() bool { return s.Rounds > 0 }
 
 // suffix is the part of a kernel's name that says what it writes.
 func (f Form) suffix() string {
@@ -38,12 +51,14 @@ type Matrix struct{ Batch, Rows, Cols int }
 //	codes [batch·cols, rows] and scales of blocks of 32 along columns
 func MXFP8(m Matrix, s Source, f Form) (*tt.Kernel, error) {
 	m.Batch = max(m.Batch, 1)
-	args := s.args(m.Batch*m.Rows, m.Cols)
+	args := f.from(s.args(m.Batch*m.Rows, m.Cols))
+	operands := len(args)
+	var results []tt.Arg
 	result := func(part int, name string, e tt.Elem, shape ...int) {
 		if s.Parts > 1 {
 			name = fmt.Sprint(name, part)
 		}
-		args = append(args, tt.Arg{Name: name, Elem: e, Shape: shape, Result: true})
+		results = append(results, tt.Arg{Name: name, Elem: e, Shape: shape, Result: true})
 	}
 	codes := func(part int, name string, rows, cols int) {
 		shape := []int{m.Batch * rows, cols / 32}
@@ -64,6 +79,7 @@ func MXFP8(m Matrix, s Source, f Form) (*tt.Kernel, error) {
 			codes(part, "t", m.Cols, m.Rows)
 		}
 	}
+	args = f.into(args, results)
 	b, v := tt.New(s.Name+"_mxfp8"+f.suffix(), args...)
 	pad := tileRows
 	if f.Swizzled {
@@ -78,8 +94,8 @@ func MXFP8(m Matrix, s Source, f Form) (*tt.Kernel, error) {
 	case f.Swizzled && m.Batch > 1 && m.Rows%128 != 0:
 		b.Fail("the scales of %d matrices of %d×%d are no whole tiles", m.Batch, m.Rows, m.Cols)
 	}
-	out := v[len(s.Operands):]
-	for _, y := range s.Compute(t, v) {
+	out := f.shift(t, args, v)
+	for _, y := range s.Compute(t, v[:operands]) {
 		q := mxfp8{t, f.Swizzled, y.To(tt.BF16)}
 		if f.Keep {
 			t.store(out[0].At(place(t.globalRow(), t.col, t.batch*t.rows, t.cols)), q.y, t.inside)

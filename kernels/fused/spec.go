@@ -2,6 +2,7 @@ package fused
 
 import (
 	"fmt"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -39,7 +40,53 @@ func (s Spec) String() string {
 			text += " " + f.name
 		}
 	}
+	if s.any() {
+		text += fmt.Sprintf(" rounds=%d", s.Rounds)
+	}
+	for _, l := range s.lists() {
+		if len(*l.of) > 0 {
+			text += " " + l.name + "=" + strings.Trim(strings.ReplaceAll(fmt.Sprint(*l.of), " ", ","), "[]")
+		}
+	}
 	return text + ": " + s.Expr.String()
+}
+
+// lists are the words of stacks.
+func (s *Stacks) lists() []struct {
+	name string
+	of   *[]int
+} {
+	return []struct {
+		name string
+		of   *[]int
+	}{{"from", &s.From}, {"into", &s.Into}, {"saved", &s.Saved}}
+}
+
+// parseStacks reads a word such as from=0,1, and tells whether it is one.
+func (s *Stacks) parseStacks(word string) bool {
+	name, value, ok := strings.Cut(word, "=")
+	if !ok {
+		return false
+	}
+	var list []int
+	for text := range strings.SplitSeq(value, ",") {
+		n, err := strconv.Atoi(text)
+		if err != nil || n < 0 || n > 1<<30 {
+			return false
+		}
+		list = append(list, n)
+	}
+	if name == "rounds" && len(list) == 1 {
+		s.Rounds = list[0]
+		return true
+	}
+	for _, l := range s.lists() {
+		if l.name == name {
+			*l.of = list
+			return true
+		}
+	}
+	return false
 }
 
 // ParseSpec reads what String prints.
@@ -60,7 +107,7 @@ func ParseSpec(text string) (s Spec, err error) {
 		}
 	}
 	for _, word := range words[2:] {
-		known := false
+		known := s.parseStacks(word)
 		for _, f := range s.flags() {
 			if f.name == word {
 				*f.is, known = true, true
@@ -75,5 +122,41 @@ func ParseSpec(text string) (s Spec, err error) {
 		return s, err
 	}
 	s.Expr = *e
-	return s, nil
+	return s, s.check(e)
+}
+
+// Bytes is what the kernel reads and writes, each once; of stacks, one round's part.
+func (s Spec) Bytes() int64 {
+	rows, cols := int64(s.Batch)*int64(s.Rows), int64(s.Cols)
+	n := rows * cols
+	var bytes int64
+	for _, o := range s.Expr.In {
+		bytes += o.Elem.Bytes(map[expr.Over]int64{expr.Matrix: n, expr.Rows: rows, expr.Cols: cols,
+			expr.Scalar: 1}[o.Over])
+	}
+	bytes += int64(len(s.Saved)) * 2 * n
+	for range s.Expr.Out {
+		if s.Keep {
+			bytes += 2 * n
+		}
+		for _, way := range []bool{s.Along, s.Across} {
+			if way {
+				bytes += s.Format.Codes().Bytes(n) + s.Format.Scales().Bytes(n/s.Format.Block())
+			}
+		}
+	}
+	return bytes
+}
+
+// check tells what of the stacks is out of range.
+func (s Stacks) check(e *expr.Expr) error {
+	for _, i := range slices.Concat(s.From, s.Saved) {
+		if i >= len(e.In) || e.In[i].Over != expr.Matrix {
+			return fmt.Errorf("operand %d is no matrix", i)
+		}
+	}
+	if !s.any() && len(s.From)+len(s.Into)+len(s.Saved) > 0 {
+		return fmt.Errorf("stacks of no rounds")
+	}
+	return nil
 }

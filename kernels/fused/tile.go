@@ -9,11 +9,12 @@ import (
 // high, and 128 or 256 columns.
 type tile struct {
 	b          *tt.Builder
-	batch      int      // matrices, one after the other
-	rows, cols int      // of each matrix
-	wide       int      // columns of the tile
-	row, col   tt.Value // the numbers of its rows and columns, [32] and [wide]
-	masked     bool     // some tiles lie partly outside
+	batch      int                   // matrices, one after the other
+	rows, cols int                   // of each matrix
+	wide       int                   // columns of the tile
+	row, col   tt.Value              // the numbers of its rows and columns, [32] and [wide]
+	masked     bool                  // some tiles lie partly outside
+	saved      map[tt.Value]tt.Value // where operands are written as they are read, by pointer
 }
 
 // tileRows is the height of tiles: the blocks of MXFP8 along columns, and two of NVFP4.
@@ -66,11 +67,17 @@ func (t *tile) inside() tt.Value {
 
 // load reads the tile of a matrix of the same shape; zeros outside.
 func (t *tile) load(x tt.Value) tt.Value {
-	p := x.At(place(t.globalRow(), t.col, t.batch*t.rows, t.cols))
+	at := place(t.globalRow(), t.col, t.batch*t.rows, t.cols)
+	var v tt.Value
 	if t.masked {
-		return t.b.LoadIf(t.inside(), p, 0)
+		v = t.b.LoadIf(t.inside(), x.At(at), 0)
+	} else {
+		v = t.b.Load(x.At(at))
 	}
-	return t.b.Load(p)
+	if to := t.saved[x]; to != nil {
+		t.store(to.At(at), v, t.inside)
+	}
+	return v
 }
 
 // operand reads what an expression takes: a value for each element, row or column, or one.

@@ -2,6 +2,7 @@ package triton
 
 import (
 	"fmt"
+	"slices"
 	"strings"
 )
 
@@ -57,6 +58,38 @@ func (k *Kernel) Config() string {
 		k.Stages, k.Warps, k.Grid[0], k.Grid[1], k.Grid[2], more)
 }
 
+// Aliases are the attribute of the call that says which results take the memory of operands; "" if
+// none does.
+func (k *Kernel) Aliases() string {
+	var list []string
+	results := 0
+	for _, a := range k.Args {
+		if a.Result {
+			results++
+		}
+	}
+	n := 0
+	for _, a := range k.Args {
+		if !a.Result {
+			continue
+		}
+		at := slices.IndexFunc(k.Args, func(o Arg) bool { return !o.Result && o.Name == a.InPlace })
+		if at >= 0 && a.InPlace != "" {
+			place := fmt.Sprint(n)
+			if results == 1 && k.scratch == 0 {
+				place = ""
+			}
+			list = append(list, fmt.Sprintf("#stablehlo.output_operand_alias<output_tuple_indices = [%s], "+
+				"operand_index = %d, operand_tuple_indices = []>", place, at))
+		}
+		n++
+	}
+	if len(list) == 0 {
+		return ""
+	}
+	return ", output_operand_aliases = [" + join(list) + "]"
+}
+
 // Module is a StableHLO module that calls the kernel and nothing else.
 func (k *Kernel) Module() string {
 	var params, operands, types, results, layoutsIn, layoutsOut []string
@@ -96,8 +129,8 @@ func (k *Kernel) Module() string {
 		join(results[:visible]))
 	fmt.Fprintf(&s, "    %s = stablehlo.custom_call @__gpu$xla.gpu.triton(%s) "+
 		"{api_version = 4 : i32,\n      backend_config = %s,\n", head, join(operands), k.Config())
-	fmt.Fprintf(&s, "      operand_layouts = [%s], result_layouts = [%s]}\n", join(layoutsIn),
-		join(layoutsOut))
+	fmt.Fprintf(&s, "      operand_layouts = [%s], result_layouts = [%s]%s}\n", join(layoutsIn),
+		join(layoutsOut), k.Aliases())
 	fmt.Fprintf(&s, "      : (%s) -> (%s)\n    return %s : %s\n  }\n}\n", join(types), join(results),
 		join(names), join(results[:visible]))
 	return s.String()

@@ -99,6 +99,8 @@ type Arg struct {
 	Elem   Elem
 	Shape  []int
 	Result bool
+	// InPlace names the operand whose memory a result takes: what is not written stays.
+	InPlace string
 }
 
 // New begins a kernel. The values are pointers to the arrays, in their order.

@@ -15,7 +15,7 @@ import (
 // function takes the graph's inputs and returns its results, in order.
 func Print(g *ir.Graph, t Table, target *kernels.Selector) (string, error) {
 	w := &Writer{mesh: g.Mesh, at: map[*ir.Value]string{}, table: t, Target: target,
-		cse: map[string]Val{}}
+		cse: map[string]Val{}, slices: map[string]Slice{}}
 	w.Line("module @%s attributes {mhlo.num_replicas = %d : i32} {", g.Name, ir.Devices(g.Mesh))
 	w.indent++
 	args, hosted, into := make([]string, len(g.Inputs)), g.Hosted(), g.Donations()
@@ -194,15 +194,21 @@ func (w *Writer) body(l ir.Loop, inner []Val, at Val) []string {
 	for i, v := range l.Body.Inputs {
 		s := inner[1+i]
 		if l.IsStack(i) {
+			stack := s
 			s = w.Reshape(w.dynamicSlice(s, s.Type.Dims[0].Name, at, 1), v.Type)
+			w.slices[s.Name] = Slice{stack, at}
 		}
 		w.at[v] = s.Name
 	}
+	outside := w.places
+	w.places = placesOf(l, inner[1+len(l.In):], at)
 	// What Once printed outside is not visible to a while body, and the other way round.
 	outer := w.cse
 	w.cse = map[string]Val{}
 	w.ops(l.Body)
 	w.cse = outer
+	made := w.places
+	w.places = outside
 	one := w.Constant(at.Type, 1)
 	next := []string{w.Elementwise("add", inner[0], one).Name}
 	for _, v := range l.Body.Results[:carries] {
@@ -213,9 +219,37 @@ func (w *Writer) body(l ir.Loop, inner []Val, at Val) []string {
 	}
 	for i, v := range l.Body.Results[carries:] {
 		stack := inner[1+len(l.In)+i]
+		if slot := made[v]; slot != nil && slot.After != nil {
+			next = append(next, slot.After.Name)
+			continue
+		}
 		next = append(next, w.updateSlice(stack, w.Use(v), at).Name)
 	}
 	return next
+}
+
+// placesOf are the places of a body's results in their stacks, of results that go into one stack.
+func placesOf(l ir.Loop, stacks []Val, at Val) map[*ir.Value]*Slot {
+	list, seen, results := map[*ir.Value]*Slot{}, map[*ir.Value]bool{}, l.Body.Results
+	for i, v := range results[len(l.Carries):] {
+		if delete(list, v); !seen[v] {
+			list[v] = &Slot{Slice: Slice{stacks[i], at}, Alone: true}
+		}
+		seen[v] = true
+	}
+	for _, v := range results[:len(l.Carries)] {
+		if list[v] != nil {
+			list[v].Alone = false
+		}
+	}
+	for _, op := range l.Body.Ops {
+		for _, v := range op.In {
+			if list[v] != nil {
+				list[v].Alone = false
+			}
+		}
+	}
+	return list
 }
 
 // updateSlice writes one round's value [...] into a stack [layer, ...].

@@ -33,7 +33,31 @@ type Writer struct {
 	groups, outlined []string
 	// cse has what Once printed in the current function or loop body, by key.
 	cse map[string]Val
+	// slices has what a loop's body takes from stacks, by name; places are the stacks that the body's
+	// results go into.
+	slices map[string]Slice
+	places map[*ir.Value]*Slot
 }
+
+// A Slice is a round's part of a stack [rounds, ...].
+type Slice struct{ Stack, At Val }
+
+// A Slot is the place of a loop's result in its stack. A kernel that writes there itself sets After
+// to the stack that it returns.
+type Slot struct {
+	Slice
+	Alone bool // nothing in the body reads the result
+	After Val
+}
+
+// SliceOf tells which part of which stack a value is, if it is one.
+func (w *Writer) SliceOf(v Val) (Slice, bool) {
+	s, ok := w.slices[v.Name]
+	return s, ok
+}
+
+// SlotOf gives the place of a result of the loop's body that is being printed, or nil.
+func (w *Writer) SlotOf(v *ir.Value) *Slot { return w.places[v] }
 
 // Line prints one line, indented.
 func (w *Writer) Line(format string, args ...any) {

@@ -8,6 +8,7 @@ type array struct {
 	elem   string
 	data   []byte
 	result bool
+	kept   bool // it has an operand's memory, and keeps what is not written
 	// writer is the program that wrote an element, counted from 1; of results only.
 	writer []int32
 }

@@ -39,6 +39,14 @@ func Kernel(k *triton.Kernel, arrays [][]byte) error {
 		if a.Result {
 			list[i].writer = make([]int32, n)
 		}
+		if a.InPlace != "" {
+			list[i].kept = true
+			for k, from := range k.Args {
+				if from.Name == a.InPlace && !from.Result {
+					copy(list[i].data, arrays[k])
+				}
+			}
+		}
 	}
 	m := &machine{rules: table()}
 	for z := range k.Grid[2] {
@@ -64,7 +72,7 @@ func Kernel(k *triton.Kernel, arrays [][]byte) error {
 func unwritten(k *triton.Kernel, list []*array) error {
 	for _, a := range list {
 		for i, w := range a.writer {
-			if w == 0 {
+			if w == 0 && !a.kept {
 				return fmt.Errorf("kernel %s: nobody writes element %d of %s", k.Name, i, a.name)
 			}
 		}
