@@ -120,8 +120,8 @@ func TestSourcesAreFused(t *testing.T) {
 		for i, list := range run(t, g) {
 			var off, size float64
 			for k, x := range list[0].Data {
-				off += math.Pow(x-want[i][0].Data[k], 2)
-				size += math.Pow(want[i][0].Data[k], 2)
+				y := want[i][0].Data[k]
+				off, size = off+(x-y)*(x-y), size+y*y
 			}
 			if off > fusedBound*fusedBound*size {
 				t.Errorf("%s: result %s is off by %.2g", c.name, g.Results[i], math.Sqrt(off/size))

@@ -81,11 +81,11 @@ func (e *Expr) String() string {
 		}
 		parts = append(parts, strings.Join(words, " "))
 	}
-	text := strings.Join(parts, "; ") + " ->"
-	for _, o := range e.Out {
-		text += " " + strconv.Itoa(o)
+	out := make([]string, len(e.Out))
+	for i, o := range e.Out {
+		out[i] = strconv.Itoa(o)
 	}
-	return text
+	return strings.Join(parts, "; ") + " -> " + strings.Join(out, " ")
 }
 
 // Parse reads what String prints.

@@ -34,21 +34,22 @@ func (f *Form) flags() []struct {
 
 // String prints the specification.
 func (s Spec) String() string {
-	text := fmt.Sprintf("%s %dx%dx%d", s.Format, s.Batch, s.Rows, s.Cols)
+	words := []string{string(s.Format), fmt.Sprintf("%dx%dx%d", s.Batch, s.Rows, s.Cols)}
 	for _, f := range s.flags() {
 		if *f.is {
-			text += " " + f.name
+			words = append(words, f.name)
 		}
 	}
 	if s.any() {
-		text += fmt.Sprintf(" rounds=%d", s.Rounds)
+		words = append(words, fmt.Sprintf("rounds=%d", s.Rounds))
 	}
 	for _, l := range s.lists() {
 		if len(*l.of) > 0 {
-			text += " " + l.name + "=" + strings.Trim(strings.ReplaceAll(fmt.Sprint(*l.of), " ", ","), "[]")
+			list := strings.Trim(strings.ReplaceAll(fmt.Sprint(*l.of), " ", ","), "[]")
+			words = append(words, l.name+"="+list)
 		}
 	}
-	return text + ": " + s.Expr.String()
+	return strings.Join(words, " ") + ": " + s.Expr.String()
 }
 
 // lists are the words of stacks.

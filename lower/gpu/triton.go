@@ -73,7 +73,8 @@ func quantizeOnce(w writer, op *ir.Op, in []val) []val {
 type stacks struct {
 	fused.Stacks
 	operands []val
-	slots    []*stablehlo.Slot // of results, nil where one is not written into a stack, and of saved operands
+	// slots are of results, nil where one is not written into a stack, and then of saved operands.
+	slots []*stablehlo.Slot
 }
 
 // newStacks finds the stacks of a kernel's operands and results. All have as many rounds as the
