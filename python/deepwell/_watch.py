@@ -38,7 +38,7 @@ class Used:
 @contextlib.contextmanager
 def using(module: nn.Module) -> Iterator[Used]:
     """Notes the attributes of a module and of its parts that are used for a while."""
-    used = Used()
+    used, parts = Used(), {id(m) for m in module.modules()}  # others may have the same classes
     with _exporting, contextlib.ExitStack() as stack:
         for kind in {type(m) for m in module.modules()}:
             def read(self: Any, name: str, inner: Any = kind.__getattribute__) -> Any:
@@ -46,7 +46,8 @@ def using(module: nn.Module) -> Iterator[Used]:
                 return inner(self, name)
 
             def change(self: Any, name: str, value: Any, inner: Any = kind.__setattr__) -> None:
-                if isinstance(value, PLAIN) and name in (own := vars(self)) and not _same(own[name], value):
+                if id(self) in parts and isinstance(value, PLAIN) and name in (own := vars(self)) \
+                        and not _same(own[name], value):
                     used.changed[name] = None
                 inner(self, name, value)
 

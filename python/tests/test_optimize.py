@@ -18,6 +18,7 @@ import time
 import types
 import unittest
 import unittest.mock
+import warnings
 from typing import Any
 
 if importlib.util.find_spec("torch") is None:
@@ -756,11 +757,14 @@ class Compiled(unittest.TestCase):
         model = torch.compile(plain, backend="deepwell")
         for rows in (2, 3):
             plain.zero_grad(), eager.zero_grad()
-            have, want = model(**batch(rows)), eager(**batch(rows))
+            with warnings.catch_warnings(record=True) as said:
+                warnings.simplefilter("always", UserWarning)
+                have, want = model(**batch(rows)), eager(**batch(rows))
             self.assertLess(distance(have["logits"], want["logits"]), FORWARD)
             have["loss"].backward(), want["loss"].backward()
             for (name, p), q in zip(plain.named_parameters(), eager.parameters()):
                 self.assertLess(distance(p.grad, q.grad), GRADIENTS, name)
+        self.assertEqual([str(w.message) for w in said], [])
         found = dw.regions()
         self.assertEqual((len(found.graphs), found.recompiles, len(found.eager)), (2, 1, 0))
         self.assertIn("h.1.attn.qkv", str(found))
