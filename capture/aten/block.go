@@ -11,7 +11,10 @@ import (
 // blockRules are the operators that a Transformer is made of.
 var blockRules = map[string]rule{
 	"aten.layer_norm.default": sole(func(m *maker, n *node) *tensor {
-		x := normInput(n)
+		if len(n.ints("normalized_shape")) != 1 {
+			return normRules["aten.native_layer_norm.default"](m, n)[0]
+		}
+		x := n.value("input")
 		i := len(x.axes) - 1
 		x = m.whole(x, i)
 		w, bias := m.normWeight(n, "weight", &x, 1), m.normWeight(n, "bias", &x, 0)
@@ -20,21 +23,16 @@ var blockRules = map[string]rule{
 		return x.with(m.b.LayerNorm(x.v, w, bias, dim, n.float("eps", 1e-5)))
 	}),
 	"aten.rms_norm.default": sole(func(m *maker, n *node) *tensor {
-		x := normInput(n)
+		if len(n.ints("normalized_shape")) != 1 {
+			panic(refusal("a norm over several axes"))
+		}
+		x := n.value("input")
 		i := len(x.axes) - 1
 		x = m.whole(x, i)
 		w := m.normWeight(n, "weight", &x, 1)
 		return x.with(m.b.RMSNorm(x.v, w, m.name(x.axes[i].dims[0]), n.float("eps", 0x1p-23), 0))
 	}),
 	"aten.cross_entropy_loss.default": sole(crossEntropy),
-}
-
-// normInput gives what a norm over the last axis takes.
-func normInput(n *node) *tensor {
-	if len(n.ints("normalized_shape")) != 1 {
-		panic(refusal("a norm over several axes"))
-	}
-	return n.value("input")
 }
 
 // normWeight gives the weight or bias of a norm over the last axis, [dim] of the type of x.
@@ -171,7 +169,12 @@ func fill(by func(n *node) float64) rule {
 			axes[i].size = size
 		}
 		elem := m.elem(n.graph.Values[string(n.Outputs[0])].Type)
-		return m.tensor(m.b.Fill(ir.Type{Elem: elem}, by(n)), nil, axes...)
+		v := m.b.Fill(ir.Type{Elem: elem}, by(n))
+		if m.fills == nil {
+			m.fills = map[*ir.Value]float64{}
+		}
+		m.fills[v] = by(n)
+		return m.tensor(v, nil, axes...)
 	})
 }
 

@@ -13,29 +13,17 @@ import (
 var elementRules = map[string]rule{
 	"aten.add.Tensor": sole(func(m *maker, n *node) *tensor { return m.sum(n, 1) }),
 	"aten.sub.Tensor": sole(func(m *maker, n *node) *tensor { return m.sum(n, -1) }),
-	"aten.mul.Tensor": sole(func(m *maker, n *node) *tensor {
-		if by, ok := n.scalar("other"); ok {
-			return m.scaled(n.number("self"), by)
-		}
-		x, y := n.number("self"), n.number("other")
-		if t := m.normed(x, y); t != nil {
-			return t
-		}
-		if t := m.normed(y, x); t != nil {
-			return t
-		}
-		return m.binary(x, y, m.b.Mul)
-	}),
-	"aten.div.Tensor": sole(func(m *maker, n *node) *tensor {
-		if by, ok := n.scalar("other"); ok {
-			return m.scaled(n.number("self"), 1/by)
-		}
-		return m.binary(n.number("self"), n.number("other"), m.b.Div)
-	}),
+	"aten.add.Scalar": sole(func(m *maker, n *node) *tensor { return m.sum(n, 1) }),
+	"aten.sub.Scalar": sole(func(m *maker, n *node) *tensor { return m.sum(n, -1) }),
+	"aten.mul.Scalar": sole(times), "aten.mul.Tensor": sole(times),
+	"aten.div.Scalar": sole(divided), "aten.div.Tensor": sole(divided),
 	"aten.rsub.Scalar": sole(func(m *maker, n *node) *tensor {
 		x := n.number("self")
 		from := m.b.Fill(ir.Type{Elem: x.v.Type.Elem}, within(x.v.Type.Elem, n.float("other", 0)))
 		return x.with(m.b.Sub(from, m.scaled(x, n.float("alpha", 1)).v))
+	}),
+	"aten.rsub.Tensor": sole(func(m *maker, n *node) *tensor {
+		return m.binary(n.number("other"), m.scaled(n.number("self"), n.float("alpha", 1)), m.b.Sub)
 	}),
 	"aten.pow.Tensor_Scalar": sole(power),
 	"aten.reciprocal.default": sole(func(m *maker, n *node) *tensor {
@@ -70,15 +58,8 @@ var elementRules = map[string]rule{
 		return x.with(gelu(m.b, x.v))
 	}),
 	"aten.clamp.default": sole(func(m *maker, n *node) *tensor {
-		x := n.number("self")
-		v := x.v
-		if low := n.float("min", math.Inf(-1)); !math.IsInf(low, -1) {
-			v, _ = bounded(m.b, v, "le", within(x.v.Type.Elem, low))
-		}
-		if high := n.float("max", math.Inf(1)); !math.IsInf(high, 1) {
-			v, _ = bounded(m.b, v, "ge", within(x.v.Type.Elem, high))
-		}
-		return x.with(v)
+		low, high := n.float("min", math.Inf(-1)), n.float("max", math.Inf(1))
+		return m.clamped(n.number("self"), low, high)
 	}),
 	"aten.eq.Scalar": compare("eq"), "aten.ne.Scalar": compare("ne"),
 	"aten.lt.Scalar": compare("lt"), "aten.le.Scalar": compare("le"),
@@ -96,13 +77,7 @@ var elementRules = map[string]rule{
 		return m.hidden(out, x, mask, y.known[0])
 	}),
 	"aten.masked_fill.Scalar": sole(func(m *maker, n *node) *tensor {
-		x, by := n.value("self"), n.float("value", 0)
-		if math.IsInf(by, -1) && m.own == nil {
-			by = lowest(x.v.Type.Elem)
-		}
-		y := m.tensor(m.b.Fill(ir.Type{Elem: x.v.Type.Elem}, by), nil)
-		mask := n.tensor("mask")
-		return m.hidden(m.choose(m.real(mask), y, x), x, opposite(mask), by)
+		return m.filledWhere(n, n.value("self"), n.float("value", 0))
 	}),
 	"aten.to.dtype": sole(convert), "aten.to.dtype_layout": sole(convert),
 	"aten.to.device": sole(convert), "aten.float.default": sole(convert),
@@ -118,7 +93,8 @@ var elementRules = map[string]rule{
 		}
 		return m.dropped(m.real(x), n)
 	}),
-	"aten.alias.default": same("self"), "aten.contiguous.default": same("self"),
+	"aten.positive.default": same("self"),
+	"aten.alias.default":    same("self"), "aten.contiguous.default": same("self"),
 	"aten.clone.default": same("self"), "aten.lift_fresh_copy.default": same("self"),
 	"aten.detach.default": sole(func(m *maker, n *node) *tensor {
 		x := n.tensor("self")
@@ -127,6 +103,27 @@ var elementRules = map[string]rule{
 		}
 		return x.with(m.b.StopGradient(x.v))
 	}),
+}
+
+func times(m *maker, n *node) *tensor {
+	if by, ok := n.scalar("other"); ok {
+		return m.scaled(n.number("self"), by)
+	}
+	x, y := n.number("self"), n.number("other")
+	if t := m.normed(x, y); t != nil {
+		return t
+	}
+	if t := m.normed(y, x); t != nil {
+		return t
+	}
+	return m.binary(x, y, m.b.Mul)
+}
+
+func divided(m *maker, n *node) *tensor {
+	if by, ok := n.scalar("other"); ok {
+		return m.scaled(n.number("self"), 1/by)
+	}
+	return m.binary(n.number("self"), n.number("other"), m.b.Div)
 }
 
 // hidden gives scores to what was made of x where a mask does not hold: very low numbers.
@@ -143,6 +140,9 @@ func (m *maker) hidden(out, x, mask *tensor, by float64) *tensor {
 
 // opposite is a mask that holds where another does not; nil if its numbers are not known.
 func opposite(mask *tensor) *tensor {
+	if mask.twin != nil {
+		mask = mask.twin()
+	}
 	if mask.known == nil {
 		return mask
 	}
@@ -191,7 +191,9 @@ func compare(how string) rule {
 				panic(refusal("a comparison with infinity, which masks have as a large number"))
 			}
 			elem := x.v.Type.Elem
-			return x.with(m.b.Compare(how, x.v, m.b.Fill(ir.Type{Elem: elem}, within(elem, by))))
+			out := x.with(m.b.Compare(how, x.v, m.b.Fill(ir.Type{Elem: elem}, within(elem, by))))
+			out.twin = comparedNumbers(n.tensor("self"), how, by)
+			return out
 		}
 		return m.binary(x, n.value("other"), func(x, y *ir.Value) *ir.Value {
 			return m.b.Compare(how, x, y)
@@ -199,13 +201,41 @@ func compare(how string) rule {
 	})
 }
 
+// comparedNumbers compares the numbers of a tensor with a number; nil if they are not known.
+func comparedNumbers(x *tensor, how string, by float64) func() *tensor {
+	numbers := x.twin
+	if x.known != nil {
+		numbers = func() *tensor { return x }
+	}
+	if numbers == nil {
+		return nil
+	}
+	return func() *tensor {
+		x := numbers()
+		out := constant(dtype.Pred, x.sizes(), make([]float64, len(x.known)))
+		for i, v := range x.known {
+			holds := map[string]bool{"eq": v == by, "ne": v != by, "lt": v < by, "le": v <= by,
+				"gt": v > by, "ge": v >= by}
+			if holds[how] {
+				out.known[i] = 1
+			}
+		}
+		return out
+	}
+}
+
 var not = sole(func(m *maker, n *node) *tensor {
 	x := n.tensor("self")
 	if x.known != nil {
 		return opposite(x)
 	}
-	yes := m.b.Fill(ir.Type{Elem: dtype.Pred}, 1)
-	return x.with(m.b.Compare("ne", x.v, yes))
+	if x.v.Type.Elem != dtype.Pred && n.type0() != dtype.Pred {
+		panic(refusal("the bits of whole numbers"))
+	}
+	out := m.bits(x)
+	out = x.with(m.b.Compare("eq", out.v, like(m.b, out.v, 0)))
+	out.twin = comparedNumbers(x, "eq", 0)
+	return out
 })
 
 // binary applies a function of two tensors that are broadcast against each other.
@@ -312,7 +342,7 @@ func (m *maker) reciprocal(x *tensor) *tensor {
 	return x.with(m.b.Div(m.b.Fill(ir.Type{Elem: x.v.Type.Elem}, 1), x.v))
 }
 
-// power raises to whole powers and to halves.
+// power raises to a number: to small whole ones by multiplying.
 func power(m *maker, n *node) *tensor {
 	x, by := n.number("self"), n.float("exponent", 0)
 	switch by {
@@ -326,7 +356,7 @@ func power(m *maker, n *node) *tensor {
 		return x.with(m.b.Rsqrt(x.v))
 	}
 	if by != math.Trunc(by) || by == 0 || math.Abs(by) > maxPower {
-		panic(refusal(fmt.Sprintf("the power %g: neither ±1/2 nor whole, of 1 to %d", by, maxPower)))
+		return m.raised(x, m.tensor(like(m.b, x.v, by), nil))
 	}
 	v := x.v
 	for range int(math.Abs(by)) - 1 {
@@ -370,9 +400,8 @@ var (
 
 const erfLimit = 3.832506856900711
 
-// gelu is x·Φ(x), with Φ by the error function.
-func gelu(b *ir.Builder, x *ir.Value) *ir.Value {
-	z := b.Scale(x, math.Sqrt2/2)
+// erf is the error function to single precision.
+func erf(b *ir.Builder, z *ir.Value) *ir.Value {
 	z, _ = bounded(b, z, "ge", erfLimit)
 	z, low := bounded(b, z, "le", -erfLimit)
 	square := b.Mul(z, z)
@@ -384,6 +413,10 @@ func gelu(b *ir.Builder, x *ir.Value) *ir.Value {
 		return y
 	}
 	erf := b.Div(b.Mul(z, poly(erfTop)), poly(erfBottom))
-	erf = b.Select(low, b.Fill(ir.Type{Elem: x.Type.Elem}, -1), erf) // a large x shows any difference
-	return b.Mul(x, b.Scale(b.Shift(erf, 1), 0.5))
+	return b.Select(low, b.Fill(ir.Type{Elem: z.Type.Elem}, -1), erf) // a large x shows any difference
+}
+
+// gelu is x·Φ(x), with Φ by the error function.
+func gelu(b *ir.Builder, x *ir.Value) *ir.Value {
+	return b.Mul(x, b.Scale(b.Shift(erf(b, b.Scale(x, math.Sqrt2/2)), 1), 0.5))
 }

@@ -1,6 +1,7 @@
 package aten
 
 import (
+	"fmt"
 	"slices"
 
 	"github.com/deepwell/deepwell/capture/pt2"
@@ -10,22 +11,32 @@ import (
 
 // indexRules read and write elements by their numbers, and fill.
 var indexRules = map[string]rule{
-	"aten.gather.default": sole(gathered),
+	"aten.gather.default": sole(gather),
 	"aten.scatter.value": sole(func(m *maker, n *node) *tensor {
 		base, where := n.value("self"), n.value("index")
-		i := base.at(n.int("dim", -1))
-		if i != len(base.axes)-1 {
-			panic(refusal("scatter along another axis than the last"))
-		}
-		where = m.whole(where, i)
-		d := where.axes[i].dims[0]
-		where = m.ordered(where, []dim{d})
-		count := m.b.Shift(m.b.Scale(m.b.Convert(where.v, dtype.F32), 0), 1)
-		size := base.axes[i].size
-		hits := m.b.Scatter(count, where.v, m.name(d), size)
-		mask := m.b.Compare("gt", hits, m.b.Fill(ir.Type{Elem: dtype.F32}, 0))
-		by := m.b.Fill(ir.Type{Elem: base.v.Type.Elem}, n.float("value", 0))
-		return m.choose(m.resized(where, mask, i, size, "hit"), m.tensor(by, nil), base)
+		src := m.alike(where, n.float("value", 0))
+		src = src.with(m.b.Convert(src.v, base.v.Type.Elem))
+		return m.scatter(base, where, src, base.at(n.int("dim", -1)), false)
+	}),
+	"aten.scatter.src": sole(func(m *maker, n *node) *tensor {
+		base := n.value("self")
+		return m.scatter(base, n.value("index"), n.value("src"), base.at(n.int("dim", -1)), false)
+	}),
+	"aten.scatter_add.default": sole(func(m *maker, n *node) *tensor {
+		base := n.value("self")
+		return m.scatter(base, n.value("index"), n.value("src"), base.at(n.int("dim", -1)), true)
+	}),
+	"aten.index_fill.int_Scalar": sole(func(m *maker, n *node) *tensor {
+		base := n.value("self")
+		i := base.at(n.int("dim", 0))
+		_, hits := m.scattered(base, n.value("index"), i, base.axes[i].size)
+		return m.putWhere(base, m.tensor(like(m.b, base.v, n.float("value", 0)), nil), hits, i)
+	}),
+	"aten.index_copy.default": sole(func(m *maker, n *node) *tensor {
+		base := n.value("self")
+		i := base.at(n.int("dim", 0))
+		sum, hits := m.scattered(n.value("source"), n.value("index"), i, base.axes[i].size)
+		return m.putWhere(base, sum, hits, i)
 	}),
 	"aten.copy.default": sole(func(m *maker, n *node) *tensor {
 		return m.expanded(n.tensor("src"), n.tensor("self").sizes())
@@ -37,8 +48,13 @@ var indexRules = map[string]rule{
 		return m.alike(n.tensor("self"), 0)
 	}),
 	"aten.index.Tensor": sole(func(m *maker, n *node) *tensor {
+		x := n.value("self")
+		a, _ := n.Arg("indices")
+		if list, _ := a.([]pt2.Ref); len(refs(list)) > 1 {
+			return m.rowsOf(x, n, list)
+		}
 		i, where := n.indices("indices")
-		return m.rows(n.value("self"), where, i)
+		return m.rows(x, where, i)
 	}),
 	"aten.index_select.default": sole(func(m *maker, n *node) *tensor {
 		x := n.value("self")
@@ -174,15 +190,100 @@ func indexPut(m *maker, n *node) *tensor {
 	if add {
 		return m.binary(base, sum, m.b.Add)
 	}
+	return m.putWhere(base, sum, hits, i)
+}
+
+// putWhere replaces the places of axis i that were hit.
+func (m *maker) putWhere(base, by, hits *tensor, i int) *tensor {
 	mask := hits.with(m.b.Compare("gt", hits.v, m.b.Fill(ir.Type{Elem: dtype.F32}, 0)))
 	for k := i + 1; k < len(base.axes); k++ {
 		mask.axes = append(slices.Clone(mask.axes), axis{size: 1})
 	}
-	return m.choose(mask, sum, base)
+	return m.choose(mask, by, base)
 }
 
-// gathered picks along an axis by numbers, which the last axis of the graph allows.
-func gathered(m *maker, n *node) *tensor {
+// scatter puts the elements of src to the places of axis i that numbers name, or adds them. As in
+// torch, the caller may not name a place twice unless it adds.
+func (m *maker) scatter(base, where, src *tensor, i int, add bool) *tensor {
+	if last := len(base.axes) - 1; i != last {
+		order := swapped(len(base.axes), i, last)
+		out := m.scatter(m.permuted(base, order), m.permuted(where, order), m.permuted(src, order), last,
+			add)
+		return m.permuted(out, order)
+	}
+	for k := range base.axes {
+		if n := where.axes[k].size; n < src.axes[k].size {
+			src = m.sliced(src, k, 0, n, 1, fmt.Sprint("src", k))
+		}
+	}
+	for k := range base.axes {
+		where, src = m.some(where, k), m.some(src, k)
+	}
+	where, src = m.whole(where, i), m.whole(src, i)
+	for k := range base.axes {
+		where, src = m.match(where, src, k, k)
+	}
+	d := where.axes[i].dims[0]
+	order := m.names(where.dims())
+	places := m.b.Transpose(where.v, order...)
+	one := m.b.Fill(ir.Type{Elem: dtype.F32, Dims: places.Type.Dims}, 1)
+	size := base.axes[i].size
+	hits := m.b.Scatter(one, places, m.name(d), size)
+	sum := m.b.Scatter(m.b.Transpose(m.spread(src, where.dims()).v, order...), places, m.name(d), size)
+	into := m.lengthened(m.resized(where, sum, i, size, "into"), base)
+	if add {
+		return m.binary(base, into, m.b.Add)
+	}
+	hit := m.lengthened(m.resized(where, hits, i, size, "into"), base)
+	return m.choose(hit.with(m.b.Compare("gt", hit.v, like(m.b, hit.v, 0))), into, base)
+}
+
+// lengthened has zeros behind its elements along axes that another has longer.
+func (m *maker) lengthened(x, to *tensor) *tensor {
+	for k, a := range to.axes {
+		if n := x.axes[k].size; n < a.size {
+			x = m.whole(x, k)
+			v := m.b.Pad(x.v, m.name(x.axes[k].dims[0]), 0, a.size-n)
+			x = m.resized(x, v, k, a.size, fmt.Sprint("longer", k))
+		}
+	}
+	return x
+}
+
+// rowsOf takes the places that numbers for several neighbouring axes name together: x[i, j].
+func (m *maker) rowsOf(x *tensor, n *node, list []pt2.Ref) *tensor {
+	at := slices.IndexFunc(list, func(r pt2.Ref) bool { return r != "" })
+	rest := slices.Clone(list[at:])
+	for len(rest) > 0 && rest[len(rest)-1] == "" {
+		rest = rest[:len(rest)-1]
+	}
+	if slices.Contains(rest, "") {
+		panic(refusal("an index of tensors for axes that are no neighbours"))
+	}
+	sizes := x.sizes()
+	var place *tensor
+	for k, ref := range rest {
+		where := m.real(m.value(n.graph, ref))
+		if where.v.Type.Elem == dtype.Pred {
+			panic(refusal("an index by a mask, whose result has no fixed size"))
+		}
+		size := sizes[at+k]
+		if where = m.counted(where, size); place == nil {
+			place = where
+			continue
+		}
+		place = m.binary(m.scaled(place, float64(size)), where, m.b.Add)
+	}
+	flat := elementsOf(x, lastAxes(&tensor{axes: x.axes[:at+len(rest)]}, len(rest)))
+	for k := range rest {
+		x = m.whole(x, at+k)
+	}
+	x = m.viewed(x, slices.Concat(sizes[:at], []int64{flat}, sizes[at+len(rest):]))
+	return m.rows(x, place, at)
+}
+
+// gather picks along an axis by numbers.
+func gather(m *maker, n *node) *tensor {
 	x, where := n.tensor("self"), n.tensor("index")
 	i := x.at(n.int("dim", 0))
 	if x.known != nil && repeats(x.known, x.axes[i].size, strides(x.sizes())[i]) {
@@ -190,8 +291,30 @@ func gathered(m *maker, n *node) *tensor {
 		return m.expanded(m.sliced(x, i, 0, 1, 1, ""), where.sizes())
 	}
 	x, where = m.real(x), m.real(where)
-	if i != len(x.axes)-1 {
-		panic(refusal("gather along another axis than the last"))
+	if last := len(x.axes) - 1; i != last {
+		order := swapped(len(x.axes), i, last)
+		return m.permuted(m.gathered(m.permuted(x, order), m.permuted(where, order)), order)
+	}
+	return m.gathered(x, where)
+}
+
+// swapped is the order of axes in which two have changed places.
+func swapped(rank, i, j int) []int {
+	order := make([]int, rank)
+	for k := range order {
+		order[k] = k
+	}
+	order[i], order[j] = j, i
+	return order
+}
+
+// gathered picks along the last axis. Numbers that are fewer along another pick from its beginning.
+func (m *maker) gathered(x, where *tensor) *tensor {
+	i := len(x.axes) - 1
+	for k := range i {
+		if n := where.axes[k].size; n < x.axes[k].size {
+			x = m.sliced(x, k, 0, n, 1, fmt.Sprint("rows", k))
+		}
 	}
 	x, where = m.whole(x, i), m.whole(where, i)
 	for k := range i {

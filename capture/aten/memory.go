@@ -72,6 +72,17 @@ func init() {
 	backs = map[string]back{
 		"aten.view.default": regroup, "aten._unsafe_view.default": regroup,
 		"aten.unsqueeze.default": regroup, "aten.squeeze.dim": regroup, "aten.unflatten.int": regroup,
+		"aten.squeeze.default": regroup, "aten.squeeze.dims": regroup, "aten.view_as.default": regroup,
+		"aten.mT.default": reorder, "aten.mH.default": reorder, "aten.adjoint.default": reorder,
+		"aten.numpy_T.default": reorder, "aten.swapaxes.default": reorder,
+		"aten.swapdims.default": reorder, "aten.movedim.int": reorder, "aten.movedim.intlist": reorder,
+		"aten.tensor_split.sections": chunked, "aten.tensor_split.indices": chunked,
+		"aten.split.sizes": chunked, "aten.unsafe_chunk.default": chunked,
+		"aten.unsafe_split.Tensor": chunked, "aten.unsafe_split_with_sizes.default": chunked,
+		"aten.unbind.int": func(m *maker, n *node, which int, whole, part *tensor) *tensor {
+			i, at := whole.at(n.int("dim", 0)), int64(which)
+			return m.put(whole, m.unsqueezed(part, i), i, at, at+1, 1)
+		},
 		"aten.transpose.int": reorder, "aten.t.default": reorder, "aten.permute.default": reorder,
 		"aten.chunk.default": chunked, "aten.split.Tensor": chunked,
 		"aten.split_with_sizes.default": chunked,
@@ -89,17 +100,19 @@ func init() {
 			part = m.unsqueezed(part, i)
 			return m.put(whole, part, i, at, at+1, 1)
 		},
-		"aten.alias.default": itself, "aten.to.dtype": itself, "aten.to.dtype_layout": itself,
+		"aten.positive.default": itself,
+		"aten.alias.default":    itself, "aten.to.dtype": itself, "aten.to.dtype_layout": itself,
 		"aten.to.device": itself, "aten.type_as.default": itself, "aten.float.default": itself,
 		"aten.dropout.default": itself,
-		"aten.expand.default":  nil, "aten.detach.default": nil,
+		"aten.expand.default":  nil, "aten.detach.default": nil, "aten.expand_as.default": nil,
+		"aten.broadcast_to.default": nil, "aten.diagonal.default": nil,
 	}
 }
 
 // lending tells what a node does with the memory of its first tensor.
 func lendingOf(g *pt2.Graph, n *pt2.Node) lending {
 	switch name, _, _ := strings.Cut(strings.TrimPrefix(n.Target, "aten."), "."); name {
-	case "reshape", "flatten", "contiguous":
+	case "reshape", "flatten", "contiguous", "reshape_as", "ravel":
 		return mayLend
 	case "to", "type_as", "float": // give what is of the type already
 		self, _ := selfOf(n)
@@ -258,6 +271,9 @@ func (m *maker) cast(t *tensor, to dtype.DType) *tensor {
 			return t
 		}
 		out := t.with(m.b.Convert(t.v, m.elem(to)))
+		if t.twin != nil {
+			out.twin = func() *tensor { return m.cast(t.twin(), to) }
+		}
 		return out.step(t, func(*scores) bool { return to.Kind() == dtype.Float })
 	}
 	out := &tensor{known: t.known, elem: to, axes: t.axes}

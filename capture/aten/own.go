@@ -28,11 +28,12 @@ var functionRules = map[string]rule{
 // each. Labels that are ignored become -1, which operations know.
 func ownLoss(m *maker, n *node) *tensor {
 	x, labels := n.value("self"), n.value("target")
-	if len(x.axes) != 2 || len(labels.axes) != 1 || labels.v.Type.Elem.Kind() == dtype.Float {
-		panic(refusal("a loss of other than logits [tokens, classes] and labels [tokens]"))
-	}
-	if n.has("weight") || n.float("label_smoothing", 0) != 0 {
-		panic(refusal("a loss with weights or smoothing"))
+	smooth := n.float("label_smoothing", 0)
+	switch {
+	case labels.v.Type.Elem.Kind() == dtype.Float:
+		return m.softLoss(n, m.single(x), smooth)
+	case len(x.axes) != 2 || len(labels.axes) != 1 || n.has("weight") || smooth != 0:
+		return m.classLoss(n, m.logSoftmax(m.single(x), min(1, len(x.axes)-1)), smooth)
 	}
 	x = m.whole(x, 1)
 	labels, x = m.match(labels, x, 0, 0)
@@ -160,9 +161,6 @@ func maskedAttention(m *maker, n *node) *tensor {
 	if p == 0 && (!n.has("attn_mask") || n.tensor("attn_mask").known != nil) {
 		return rules["aten.scaled_dot_product_attention.default"](m, n)[0]
 	}
-	if n.bool("enable_gqa", false) {
-		panic(refusal("a mask or dropout beside groups of heads"))
-	}
 	var mask *tensor
 	if n.has("attn_mask") {
 		mask = n.value("attn_mask")
@@ -179,8 +177,16 @@ func (m *maker) writtenOut(n *node, names [3]string, scale float64, mask *tensor
 	p float64) *tensor {
 	q, k, v := n.value(names[0]), n.value(names[1]), n.value(names[2])
 	last := len(q.axes) - 1
-	if last < 2 || len(k.axes) != len(q.axes) || q.axes[last-2].size != k.axes[last-2].size {
-		panic(refusal("a mask or dropout beside groups of heads"))
+	if last < 2 || len(k.axes) != len(q.axes) {
+		panic(refusal("attention of other than [..., heads, sequence, head]"))
+	}
+	if h := last - 2; q.axes[h].size != k.axes[h].size { // several heads share keys and values
+		each := q.axes[h].size / k.axes[h].size
+		k = m.copies(k, h, h+1, each)
+		outer := m.key
+		m.key += "values:"
+		v = m.copies(v, h, h+1, each)
+		m.key = outer
 	}
 	order := make([]int, len(k.axes))
 	for i := range order {

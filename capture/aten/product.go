@@ -16,7 +16,7 @@ var productRules = map[string]rule{
 	}),
 	"aten.addmm.default": sole(func(m *maker, n *node) *tensor {
 		if n.float("alpha", 1) != 1 || n.float("beta", 1) != 1 {
-			panic(refusal("addmm with factors"))
+			return m.addedTo(n, m.matmul(n.value("mat1"), n.value("mat2")))
 		}
 		return m.linear(n, n.value("mat1"), n.value("mat2"), "self")
 	}),
@@ -29,7 +29,6 @@ var productRules = map[string]rule{
 	"aten.mm.default": sole(func(m *maker, n *node) *tensor {
 		return m.matmul(n.value("self"), n.value("mat2"))
 	}),
-	"aten.einsum.default": sole(einsum),
 	"aten.embedding.default": sole(func(m *maker, n *node) *tensor {
 		if n.bool("scale_grad_by_freq", false) || n.bool("sparse", false) {
 			panic(refusal("an embedding with scale_grad_by_freq or sparse gradients"))
@@ -148,8 +147,16 @@ func (m *maker) contract(x, y *tensor, over, batch [][2]int, weight bool) contra
 
 // matmul multiplies the matrices of the last two axes; axes before them go side by side.
 func (m *maker) matmul(x, y *tensor) *tensor {
-	if len(x.axes) < 2 || len(y.axes) < 2 {
-		panic(refusal("a product of vectors"))
+	if len(x.axes) == 0 || len(y.axes) == 0 {
+		panic(refusal("a matrix without axes"))
+	}
+	if len(x.axes) == 1 { // a row
+		out := m.matmul(m.unsqueezed(x, 0), y)
+		return m.withoutAxis(out, len(out.axes)-min(2, len(y.axes)))
+	}
+	if len(y.axes) == 1 { // a column
+		out := m.matmul(x, m.unsqueezed(y, 1))
+		return m.withoutAxis(out, len(out.axes)-1)
 	}
 	if y.param && len(y.axes) == 2 {
 		last := len(x.axes) - 1
@@ -167,84 +174,6 @@ func (m *maker) matmul(x, y *tensor) *tensor {
 	}
 	lead := letters(&tensor{axes: make([]axis, rank)}, 'i', 'k')
 	return m.einsum(letters(x, 'i', 'j'), letters(y, 'j', 'k'), lead, x, y)
-}
-
-// einsum takes the equation of two operands.
-func einsum(m *maker, n *node) *tensor {
-	equation := strings.ReplaceAll(n.text("equation", ""), " ", "")
-	list := n.tensors("tensors")
-	in, out, ok := strings.Cut(equation, "->")
-	parts := strings.Split(in, ",")
-	if !ok || len(parts) != 2 || len(list) != 2 || strings.Contains(equation, ".") {
-		panic(refusal("einsum " + equation))
-	}
-	x, y := m.real(list[0]), m.real(list[1])
-	if len(x.axes) != len(parts[0]) || len(y.axes) != len(parts[1]) {
-		panic(refusal("einsum " + equation))
-	}
-	return m.einsum(parts[0], parts[1], out, x, y)
-}
-
-// einsum multiplies tensors whose axes are letters, and sums over those that out does not have.
-func (m *maker) einsum(a, b, out string, x, y *tensor) *tensor {
-	if t := m.weighted(a, b, out, x, y); t != nil {
-		return t
-	}
-	for i, c := range b {
-		if letterOf(a, c) < 0 && letterOf(out, c) < 0 {
-			panic(refusal("einsum that sums over an axis of one operand"))
-		}
-		if letterOf(b, c) != i {
-			panic(refusal("einsum of a diagonal"))
-		}
-	}
-	first, second := x, y
-	var over, batch [][2]int
-	for i := range a {
-		if strings.IndexByte(a, a[i]) != i {
-			panic(refusal("einsum of a diagonal"))
-		}
-		j := strings.IndexByte(b, a[i])
-		if j < 0 {
-			if strings.IndexByte(out, a[i]) < 0 {
-				panic(refusal("einsum that sums over an axis of one operand"))
-			}
-			continue
-		}
-		if x.axes[i].size == 1 && y.axes[j].size > 1 {
-			x = m.squeezed(x, i)
-		}
-		if y.axes[j].size == 1 && x.axes[i].size > 1 {
-			y = m.squeezed(y, j)
-		}
-		if len(x.axes[i].dims) > 0 && len(y.axes[j].dims) > 0 {
-			x, y = m.match(x, y, i, j)
-		}
-		if strings.IndexByte(out, a[i]) >= 0 {
-			batch = append(batch, [2]int{i, j})
-			continue
-		}
-		if len(x.axes[i].dims) == 0 && x.axes[i].size > 1 || len(y.axes[j].dims) == 0 &&
-			y.axes[j].size > 1 {
-			x, y = m.match(m.whole(x, i), m.whole(y, j), i, j)
-		}
-		over = append(over, [2]int{i, j})
-	}
-	c := m.contract(x, y, over, batch, false)
-	axes := make([]axis, len(out))
-	for k := range out {
-		if i := strings.IndexByte(a, out[k]); i >= 0 {
-			axes[k] = c.first[i]
-		}
-		if j := strings.IndexByte(b, out[k]); j >= 0 && len(axes[k].dims) == 0 {
-			if s := c.second[j]; len(s.dims) > 0 || s.size > axes[k].size {
-				axes[k] = s
-			}
-		}
-	}
-	t := m.tensor(c.v, c.hidden, axes...)
-	m.product(t, a, b, out, first, second)
-	return t
 }
 
 // reduced sums over axes, or takes their mean.

@@ -36,11 +36,12 @@ type maker struct {
 	missing    unsupported
 	bug        *diag.Error // the first
 	marks      []mark
-	nodes      map[place]int    // so far
-	calls      map[string]int   // of dropout, by module
-	draws      []Draw           // masks of dropout
-	node       *node            // that is written
-	wanted     map[pt2.Ref]bool // of the outermost graph; nil for all
+	nodes      map[place]int         // so far
+	calls      map[string]int        // of dropout, by module
+	draws      []Draw                // masks of dropout
+	node       *node                 // that is written
+	wanted     map[pt2.Ref]bool      // of the outermost graph; nil for all
+	fills      map[*ir.Value]float64 // tensors of one number
 	router     router
 	loads      []expertLoad
 	// Mixed are values in which tokens of several documents meet, and what made them.

@@ -18,7 +18,8 @@ var rules map[string]rule
 func init() {
 	rules = map[string]rule{}
 	for _, group := range []map[string]rule{elementRules, shapeRules, productRules, blockRules,
-		makerRules, expertRules, indexRules, attentionRules} {
+		makerRules, expertRules, indexRules, attentionRules, mathRules, activationRules, pairRules,
+		reduceRules, lossRules, marginRules, arrangeRules, einsumRules, normRules} {
 		maps.Copy(rules, group)
 	}
 }

@@ -45,23 +45,12 @@ var shapeRules = map[string]rule{
 	"aten.select.int": sole(func(m *maker, n *node) *tensor {
 		x := n.tensor("self")
 		i, at := n.selected(x)
-		y := m.sliced(x, i, at, at+1, 1, "")
-		if y.known != nil {
-			return constant(y.elem, slices.Delete(y.sizes(), i, i+1), y.known)
-		}
-		y = m.squeezed(y, i)
-		return m.tensor(y.v, y.hidden, slices.Delete(slices.Clone(y.axes), i, i+1)...)
+		return m.pickedAt(x, i, at, "")
 	}),
 	"aten.chunk.default":            chunks,
 	"aten.split.Tensor":             chunks,
 	"aten.split_with_sizes.default": chunks,
-	"aten.cat.default": sole(func(m *maker, n *node) *tensor {
-		list := n.tensors("tensors")
-		list = slices.DeleteFunc(list, func(t *tensor) bool {
-			return slices.Contains(t.sizes(), 0)
-		})
-		return m.joined(list, list[0].at(n.int("dim", 0)))
-	}),
+	"aten.cat.default":              sole(concatenated),
 	"aten.pad.default": sole(func(m *maker, n *node) *tensor {
 		x, by := n.tensor("self"), n.ints("pad")
 		if x.label && slices.Equal(by, []int64{0, 1}) && n.float("value", 0) < 0 {
@@ -263,11 +252,40 @@ func (n *node) order(x *tensor) []int {
 		for k, d := range n.ints("dims") {
 			order[k] = x.at(d)
 		}
-	case "aten.t.default":
+	case "aten.t.default", "aten.numpy_T.default":
 		slices.Reverse(order)
+	case "aten.mT.default", "aten.mH.default", "aten.adjoint.default":
+		slices.Reverse(order[max(len(order)-2, 0):])
+	case "aten.movedim.int", "aten.movedim.intlist":
+		return moved(x, n.ints("source"), n.ints("destination"))
+	case "aten.swapaxes.default":
+		i, j := x.at(n.int("axis0", 0)), x.at(n.int("axis1", 0))
+		order[i], order[j] = j, i
 	default:
 		i, j := x.at(n.int("dim0", 0)), x.at(n.int("dim1", 0))
 		order[i], order[j] = j, i
+	}
+	return order
+}
+
+// moved is the order of axes after some went to other places, the rest staying as they were.
+func moved(x *tensor, from, to []int64) []int {
+	order := make([]int, len(x.axes))
+	taken, source := map[int]bool{}, map[int]bool{}
+	for k := range from {
+		i, j := x.at(from[k]), x.at(to[k])
+		order[j], taken[j], source[i] = i, true, true
+	}
+	next := 0
+	for j := range order {
+		if taken[j] {
+			continue
+		}
+		for source[next] {
+			next++
+		}
+		order[j] = next
+		next++
 	}
 	return order
 }

@@ -6,6 +6,7 @@ import (
 	"sort"
 
 	"github.com/deepwell/deepwell/diag"
+	"github.com/deepwell/deepwell/dtype"
 	"github.com/deepwell/deepwell/internal/lists"
 	"github.com/deepwell/deepwell/ir"
 )
@@ -306,7 +307,7 @@ var kernels = map[string]kernel{
 	"add":           binary(func(a, b float64) float64 { return a + b }),
 	"sub":           binary(func(a, b float64) float64 { return a - b }),
 	"mul":           binary(func(a, b float64) float64 { return a * b }),
-	"div":           binary(func(a, b float64) float64 { return a / b }),
+	"div":           divide,
 	"neg":           unary(func(x float64) float64 { return -x }),
 	"exp":           unary(math.Exp),
 	"log":           unary(math.Log),
@@ -317,7 +318,7 @@ var kernels = map[string]kernel{
 	"relu":          unary(func(x float64) float64 { return math.Max(x, 0) }),
 	"rsqrt":         unary(func(x float64) float64 { return 1 / math.Sqrt(x) }),
 	"sigmoid":       unary(func(x float64) float64 { return 1 / (1 + math.Exp(-x)) }),
-	"convert":       unary(func(x float64) float64 { return x }),
+	"convert":       convert,
 	"stop_gradient": unary(func(x float64) float64 { return x }),
 	"to_host":       unary(func(x float64) float64 { return x }),
 	"to_device":     unary(func(x float64) float64 { return x }),
@@ -351,7 +352,7 @@ var kernels = map[string]kernel{
 	"pad":          pad,
 	"concat":       concat,
 	"sum":          reduce(0, func(a, b float64) float64 { return a + b }),
-	"max":          reduce(math.Inf(-1), math.Max),
+	"max":          reduce(math.Inf(-1), func(a, b float64) float64 { return max(a, b) }), // NaN wins
 	"dot":          dot,
 	"linear":       dot,
 	"linear_dx":    dot,
@@ -512,4 +513,28 @@ func topK(op *ir.Op, in, out []*Array) {
 func Knows(kind string) bool {
 	return kind == "repeat" || collectives[kind] != nil || kernels[kind] != nil ||
 		blockKernels[kind] != nil || quantizeKernels[kind] != nil || expertKernels[kind] != nil
+}
+
+// convert drops the fraction where the result is a whole number, and asks for other than 0 where it
+// is a mask.
+func convert(_ *ir.Op, in, out []*Array) {
+	for i, x := range in[0].Data {
+		switch elem := out[0].Type.Elem; {
+		case elem == dtype.Pred && x != 0:
+			x = 1
+		case elem.Kind() != dtype.Float:
+			x = math.Trunc(x)
+		}
+		out[0].Data[i] = x
+	}
+}
+
+// divide drops the fraction where the result is a whole number.
+func divide(op *ir.Op, in, out []*Array) {
+	binary(func(a, b float64) float64 { return a / b })(op, in, out)
+	if out[0].Type.Elem.Kind() != dtype.Float {
+		for i, x := range out[0].Data {
+			out[0].Data[i] = math.Trunc(x)
+		}
+	}
 }

@@ -126,6 +126,8 @@ def _found(graph: fx.Graph, stored: dict[str, str]) -> Iterator[tuple[fx.Node, B
         of = n.args[0].meta.get("val") if n.args and isinstance(n.args[0], fx.Node) else None
         if n.op != "call_function" or not isinstance(of, Tensor) or of.dim() == 0:
             continue
+        if n.target is aten.one_hot.default and len(n.args) > 1 and n.args[1] > 0:
+            yield n.args[0], Bound("", "one_hot has classes", n.args[1], False)
         for numbers, axis, negative in _choices(n, of):
             value = numbers.meta.get("val") if isinstance(numbers, fx.Node) else None
             if not isinstance(value, Tensor) or not _integer(value) or value.dtype == torch.bool:
