@@ -3,6 +3,7 @@ package cost
 import (
 	"slices"
 
+	"github.com/deepwell/deepwell/dtype"
 	"github.com/deepwell/deepwell/internal/lists"
 	"github.com/deepwell/deepwell/ir"
 	"github.com/deepwell/deepwell/kernels"
@@ -169,6 +170,11 @@ func (x *scaler) item(e entry) Item {
 	e.op, e.handed = &op, x.values(e.handed)
 	if e.reads != nil {
 		e.reads, e.writes = x.values(e.reads), x.values(e.writes)
+		sources := map[*ir.Value][]dtype.Format{}
+		for v, formats := range e.sources {
+			sources[x.value(v)] = formats
+		}
+		e.sources = sources
 	}
 	return e.item(&x.graph, x.target)
 }

@@ -77,6 +77,8 @@ type joint struct {
 	into  *phase
 	work  ir.Work
 	sides float64
+	// computed is true if the kernel computes what it quantizes.
+	computed bool
 }
 
 // joins finds the joint of an item, or starts one.
@@ -154,7 +156,8 @@ func (b *pricer) item(item *cost.Item, into *phase) {
 		into.stream += b.p.Stream(float64(item.Bytes)) / b.p.Profile().Stream
 	case ir.Quantizing:
 		if item.Kind == "quantize" {
-			joins(&b.quantized, item, into).sides++
+			j := joins(&b.quantized, item, into)
+			j.sides, j.computed = j.sides+1, item.Computed
 		} else if !slices.Contains(b.agree, item.Op.In[0]) {
 			b.agree = append(b.agree, item.Op.In[0])
 		}
@@ -257,7 +260,8 @@ func (b *pricer) settle(into *phase) {
 		j := &b.quantized[i]
 		elem := float64(j.of.Type.Elem.Bits()) / 8
 		prec := j.work.Format
-		j.into.quantize += b.builder.quantized(prec, float64(j.work.Bytes)/elem, elem, j.sides)
+		j.into.quantize += b.builder.quantized(prec, float64(j.work.Bytes)/elem, elem, j.sides,
+			j.computed)
 	}
 	into.data += float64(min(len(b.agree), agreed)) * b.p.Agree(b.c.everyone())
 	if b.gathers+b.sums > 0 {

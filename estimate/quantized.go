@@ -209,11 +209,11 @@ func (b *builder) quantizeCost(x source, ways, back float64, outs []out) {
 					sides++
 				}
 			}
-			b.input.quantize += b.quantized(f, back*o.width/ways, 2, sides)
+			b.input.quantize += b.quantized(f, back*o.width/ways, 2, sides, false)
 			b.operations += sides / 2 * b.quantizing(f).Count
 			gradients += sides
 		}
-		both := b.quantized(f, x.tokens*x.width, 2, rows+cols)
+		both := b.quantized(f, x.tokens*x.width, 2, rows+cols, false)
 		b.forward.quantize += both
 		if rows+cols > 0 {
 			b.forward.data += b.agree(f)
@@ -223,7 +223,7 @@ func (b *builder) quantizeCost(x source, ways, back float64, outs []out) {
 		}
 		b.operations += (rows + cols) / 2 * b.quantizing(f).Count
 		// With recomputation the first forward pass needs no copy for wgrad.
-		b.later += both - b.quantized(f, x.tokens*x.width, 2, rows)
+		b.later += both - b.quantized(f, x.tokens*x.width, 2, rows, false)
 	}
 }
 
@@ -233,9 +233,9 @@ func (b *builder) quantizing(f dtype.Format) kernels.Quantizing {
 }
 
 // quantized is the seconds to quantize elements of wide bytes each, in one or two orientations
-// (sides).
-func (b *builder) quantized(f dtype.Format, elements, wide, sides float64) float64 {
-	return b.p.QuantizeBytes(b.quantizing(f).Bytes(elements, wide, sides))
+// (sides), which the kernel may compute itself.
+func (b *builder) quantized(f dtype.Format, elements, wide, sides float64, computed bool) float64 {
+	return b.p.QuantizeBytes(b.quantizing(f).Bytes(elements, wide, sides, computed))
 }
 
 // agree is the seconds to all-reduce the amax of an input, or of the gradients of all layers that
@@ -278,7 +278,7 @@ func (b *builder) stocked(name string, elements float64) (s quantBytes) {
 			}
 		}
 		s.own += elements * sides * f.Bytes()
-		s.made += b.quantized(f, elements, 4, sides)
+		s.made += b.quantized(f, elements, 4, sides, false)
 	}
 	return s
 }

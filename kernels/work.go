@@ -21,9 +21,14 @@ type Quantizing struct {
 }
 
 // measuredMoves has, by format, how many times the bytes that must be moved compiled programs move
-// (docs/precision.md, TestGEMMsAreCuDNNsOnBlackwell of lower): for NVFP4 the middle of 1.39 and
-// 1.56. A format that was not measured is taken to move 1.5 times.
-var measuredMoves = map[dtype.Format]float64{dtype.MXFP8: 1.54, dtype.NVFP4: 1.47}
+// (docs/precision.md, TestGEMMsAreCuDNNsOnBlackwell of lower): of MXFP8 a kernel of our own and the
+// swizzles of scales, for NVFP4 the middle of 1.39 and 1.56. A format that was not measured is taken
+// to move 1.5 times.
+var measuredMoves = map[dtype.Format]float64{dtype.MXFP8: 1.03, dtype.NVFP4: 1.47}
+
+// ComputesSource tells whether the kernel that quantizes to a format also computes what it
+// quantizes, element by element (pass fuse-sources of package rewrite).
+func (s *Selector) ComputesSource(f dtype.Format) bool { return s.Blocks() && f == dtype.MXFP8 }
 
 // Quantizing is how our own programs quantize to a format on the target.
 func (s *Selector) Quantizing(f dtype.Format) Quantizing {
@@ -38,12 +43,16 @@ func (s *Selector) Quantizing(f dtype.Format) Quantizing {
 }
 
 // Bytes is the memory traffic of quantizing a tensor of elements with wide bytes each, in 1 or 2
-// orientations (sides).
-func (q Quantizing) Bytes(elements, wide, sides float64) float64 {
+// orientations (sides). A tensor that the kernel computes is read once less.
+func (q Quantizing) Bytes(elements, wide, sides float64, computed bool) float64 {
 	if sides == 0 {
 		return 0
 	}
-	return q.moved * (elements * (q.reads*wide + sides*q.bytes))
+	reads := q.reads
+	if computed {
+		reads--
+	}
+	return q.moved * (elements * (reads*wide + sides*q.bytes))
 }
 
 // Written is the memory traffic in bytes per score of attention that writes its scores, in a type
