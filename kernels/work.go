@@ -22,8 +22,8 @@ type Quantizing struct {
 
 // measuredMoves has, by format, how many times the bytes that must be moved compiled programs move
 // (docs/precision.md, TestGEMMsAreCuDNNsOnBlackwell of lower): of MXFP8 a kernel of our own and the
-// swizzles of scales, for NVFP4 the middle of 1.39 and 1.56. A format that was not measured is taken
-// to move 1.5 times.
+// swizzles of scales, for NVFP4 the middle of 1.39 and 1.56. A format that was not measured is
+// taken to move 1.5 times.
 var measuredMoves = map[dtype.Format]float64{dtype.MXFP8: 1.03, dtype.NVFP4: 1.47}
 
 // ComputesSource tells whether the kernel that quantizes to a format also computes what it
