@@ -25,3 +25,27 @@ func TestBugsAreNoRefusals(t *testing.T) {
 		t.Errorf("a refusal is said as\n%s", e.Format())
 	}
 }
+
+// A program whose ids and labels were one tensor at the export reads labels alone; trained, it
+// would learn to copy.
+func TestOneTensorForIDsAndLabels(t *testing.T) {
+	archive, err := pt2.Parse("nanogpt", unpack(t, "nanogpt.pt2.gz"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	refs := map[string]pt2.Ref{}
+	for _, s := range archive.Program.Inputs {
+		refs[s.Name], _ = s.Arg.(pt2.Ref)
+	}
+	for _, n := range archive.Program.Graph.Nodes {
+		for i, a := range n.Args {
+			if a.Value == pt2.Argument(refs["input_ids"]) {
+				n.Args[i].Value = refs["labels"]
+			}
+		}
+	}
+	_, err = New(archive)
+	if err == nil || !strings.Contains(diag.From(err).Fix, "labels=ids.clone()") {
+		t.Errorf("one tensor for ids and labels gives %v", err)
+	}
+}

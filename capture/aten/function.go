@@ -182,19 +182,7 @@ func (m *maker) function(f *Function, nodes []string) (*Reading, error) {
 // inputsOf adds the caller's tensors and the parameters that are used.
 func (m *maker) inputsOf(f *Function, live map[*pt2.Node]bool, wanted []pt2.Ref) error {
 	p := m.archive.Program
-	used, env := map[pt2.Ref]bool{}, m.env[p.Graph]
-	for _, r := range wanted {
-		used[r] = true
-	}
-	for i := range p.Graph.Nodes {
-		if n := &p.Graph.Nodes[i]; live[n] {
-			for _, a := range n.Args {
-				for _, r := range refs(a.Value) {
-					used[r] = true
-				}
-			}
-		}
-	}
+	used, env := wantedBy(p.Graph, live, wanted...), m.env[p.Graph]
 	for i, s := range f.specs {
 		ref, _ := s.Arg.(pt2.Ref)
 		value := p.Graph.Values[string(ref)]
@@ -217,19 +205,7 @@ func (m *maker) inputsOf(f *Function, live map[*pt2.Node]bool, wanted []pt2.Ref)
 		out.v = m.b.Input(InputName(i), ir.Data, t, "")
 		env[ref] = m.input(out)
 	}
-	made := map[string]*tensor{}
-	for _, s := range p.Inputs {
-		ref, ok := s.Arg.(pt2.Ref)
-		if s.Kind == pt2.UserInput || !ok || !used[ref] {
-			continue
-		}
-		t, err := m.stored(s, made)
-		if err != nil {
-			return err
-		}
-		env[ref] = m.input(t)
-	}
-	return nil
+	return m.parameters(used)
 }
 
 // outputs makes values the results of the graph, dense in the order of the program's axes.

@@ -190,9 +190,12 @@ func needed(g *pt2.Graph, results []pt2.Ref) map[*pt2.Node]bool {
 	return live
 }
 
-// wantedBy lists what nodes take, and a result.
-func wantedBy(g *pt2.Graph, live map[*pt2.Node]bool, result pt2.Ref) map[pt2.Ref]bool {
-	all := map[pt2.Ref]bool{result: true}
+// wantedBy lists what nodes take, and results.
+func wantedBy(g *pt2.Graph, live map[*pt2.Node]bool, results ...pt2.Ref) map[pt2.Ref]bool {
+	all := map[pt2.Ref]bool{}
+	for _, r := range results {
+		all[r] = true
+	}
 	for i := range g.Nodes {
 		if n := &g.Nodes[i]; live[n] {
 			for _, a := range n.Args {
@@ -231,6 +234,9 @@ func refs(a pt2.Argument) []pt2.Ref {
 // begin adds the inputs of the graph: what comes from the batch, then the parameters that are used.
 func (m *maker) begin(p *pt2.Program, loss bool) error {
 	used := m.wanted
+	if err := distinct(p, used); err != nil {
+		return err
+	}
 	env := m.env[p.Graph]
 	batch := m.dims.dim("batch", m.shape.Batch, ir.Batch, -1)
 	seq := m.dims.dim("seq", m.shape.Seq, ir.Seq, -1)
@@ -275,6 +281,13 @@ func (m *maker) begin(p *pt2.Program, loss bool) error {
 	if loss {
 		m.share = m.b.Input(model.InputShare, ir.Data, ir.Type{Elem: dtype.F32}, "")
 	}
+	return m.parameters(used)
+}
+
+// parameters adds the parameters, buffers and constants that are used.
+func (m *maker) parameters(used map[pt2.Ref]bool) error {
+	p := m.archive.Program
+	env := m.env[p.Graph]
 	made := map[string]*tensor{}
 	for _, s := range p.Inputs {
 		ref, ok := s.Arg.(pt2.Ref)
@@ -286,6 +299,23 @@ func (m *maker) begin(p *pt2.Program, loss bool) error {
 			return err
 		}
 		env[ref] = m.input(t)
+	}
+	return nil
+}
+
+// distinct refuses a program that reads labels where it should read ids: torch.export takes two
+// arguments that are one tensor for one.
+func distinct(p *pt2.Program, used map[pt2.Ref]bool) error {
+	reads := map[string]bool{}
+	for _, s := range p.Inputs {
+		if ref, ok := s.Arg.(pt2.Ref); ok && s.Kind == pt2.UserInput {
+			reads[s.Name] = used[ref]
+		}
+	}
+	if ids, given := reads["input_ids"]; given && !ids && reads["labels"] {
+		return diag.New(diag.NotSupported, "the program reads labels and not input_ids").
+			Because("ids and labels were one tensor when the module was exported").
+			Try("torch.export.export(..., dict(input_ids=ids, labels=ids.clone()))")
 	}
 	return nil
 }

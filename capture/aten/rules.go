@@ -17,11 +17,25 @@ var rules map[string]rule
 
 func init() {
 	rules = map[string]rule{}
-	for _, group := range []map[string]rule{elementRules, shapeRules, productRules, blockRules,
-		makerRules, expertRules, indexRules, attentionRules, mathRules, activationRules, pairRules,
-		reduceRules, lossRules, marginRules, arrangeRules, einsumRules, normRules} {
-		maps.Copy(rules, group)
+	for _, g := range groups() {
+		maps.Copy(rules, g.rules)
 	}
+}
+
+// A group is a part of the rules.
+type group struct {
+	name  string
+	rules map[string]rule
+}
+
+func groups() []group {
+	return []group{{"element-wise", elementRules}, {"functions", mathRules},
+		{"activations", activationRules}, {"of two tensors", pairRules}, {"shapes", shapeRules},
+		{"order and parts", arrangeRules}, {"by numbers", indexRules}, {"new tensors", makerRules},
+		{"sums and matrices", productRules}, {"einsum and vectors", einsumRules},
+		{"reductions", reduceRules}, {"Transformer blocks", blockRules}, {"norms", normRules},
+		{"attention", attentionRules}, {"losses", lossRules}, {"distances", marginRules},
+		{"experts", expertRules}}
 }
 
 // sole makes a rule of a function with one result.
