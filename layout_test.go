@@ -41,7 +41,7 @@ var layers = [][]string{
 		"estimate/footprint", "estimate"},
 	{"internal/selftest", "internal/enginetest", "dryrun", "preflight"},
 	{"pipeline", "step", "autoplan", "call"},
-	{"replay", "gpucheck"},
+	{"replay", "gpucheck", "kernels/table"},
 	{"train"},
 	{"parity"},
 	{"", "cmd/deepwell", "bench/dispatch", "bench/copy", "bench/aot", "bench/step", "bench/curve",

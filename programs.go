@@ -161,13 +161,9 @@ const usualSeq = 2048
 // with every layer recomputed in the backward pass. For several devices it is all programs of a
 // plan with FSDP (ZeRO-3) over all of them, without recomputation.
 func stepOf(called string, m model.Model, c machine.Cluster, job CompileJob) (*source, error) {
-	p := plan.Default()
-	p.Model, p.Cluster = called, c.String()
-	p.Seq, p.Batch = cmp.Or(job.Seq, seqOf(m)), max(1, job.Batch, int64(c.Count))
-	p.Types = plan.Types{Params: dtype.BF16, Grads: dtype.F32, Collectives: dtype.BF16}
+	p := usualPlan(called, m, c, job)
 	name := stageNameOf(called + ".step")
 	if c.Count > 1 {
-		p.FSDP = plan.FSDP{Size: int64(c.Count), Zero: 3, Gather: "layer"}
 		return writePlan(m, p, c, job.Precision, name)
 	}
 	p.Recompute = []ir.Tag{ir.Norm, ir.Attn, ir.MLP}
@@ -183,6 +179,18 @@ func stepOf(called string, m model.Model, c machine.Cluster, job CompileJob) (*s
 	s.Name = name
 	return &source{program: &program.Program{Name: name, Modules: []program.Module{s}}, notes: w.Notes,
 		warnings: w.Warnings}, nil
+}
+
+// usualPlan is the plan of a model's step: FSDP over all devices, a sequence for each.
+func usualPlan(called string, m model.Model, c machine.Cluster, job CompileJob) *plan.Plan {
+	p := plan.Default()
+	p.Model, p.Cluster = called, c.String()
+	p.Seq, p.Batch = cmp.Or(job.Seq, seqOf(m)), max(1, job.Batch, int64(c.Count))
+	p.Types = plan.Types{Params: dtype.BF16, Grads: dtype.F32, Collectives: dtype.BF16}
+	if c.Count > 1 {
+		p.FSDP = plan.FSDP{Size: int64(c.Count), Zero: 3, Gather: "layer"}
+	}
+	return p
 }
 
 // footprints adds up the memory of a device of each rank, by cause, from the compiler's reports.

@@ -41,12 +41,37 @@ type Choice struct {
 // concurrent use.
 type Selector struct {
 	arch    string // "cpu", or a GPU's such as "sm_100"
+	options Options
 	choices []Choice
+	passes  []Pass
 	seen    map[string]bool
+}
+
+// Options are what programs ask of a selector beyond its target.
+type Options struct {
+	// Without leaves out kernels of our own: because one differs on a GPU from its plain form, or to
+	// compare.
+	Without bool
+	// Named gives instructions the names of their operations, for those who read compiled programs.
+	// What runs is the same.
+	Named bool
+}
+
+// A Pass is a rewrite of graphs, with how many operations they had before and after it.
+type Pass struct {
+	Name   string `json:"name"`
+	Before int    `json:"before"`
+	After  int    `json:"after"`
 }
 
 // For gives the selector of a target by its architecture: "cpu", or a GPU's such as "sm_100".
 func For(arch string) *Selector { return &Selector{arch: arch} }
+
+// With gives a selector options.
+func (s *Selector) With(o Options) *Selector {
+	s.options = o
+	return s
+}
 
 // Arch is the architecture; "" for a nil selector, which stands for what every target runs.
 func (s *Selector) Arch() string {
@@ -63,6 +88,29 @@ var blackwell = []string{"sm_100", "sm_103", "sm_120"}
 func (s *Selector) Blocks() bool {
 	return slices.Contains(blackwell, s.Arch())
 }
+
+// Own reports whether programs have kernels of our own, of package kernels/fused.
+func (s *Selector) Own() bool { return s.Blocks() && !s.options.Without }
+
+// Named reports whether instructions have names.
+func (s *Selector) Named() bool { return s != nil && s.options.Named }
+
+// Passed notes a pass. Passes of one name, over several graphs, are one.
+func (s *Selector) Passed(p Pass) {
+	if s == nil {
+		return
+	}
+	for i := range s.passes {
+		if known := &s.passes[i]; known.Name == p.Name {
+			known.Before, known.After = known.Before+p.Before, known.After+p.After
+			return
+		}
+	}
+	s.passes = append(s.passes, p)
+}
+
+// Passes lists the passes, in their order.
+func (s *Selector) Passes() []Pass { return slices.Clone(s.passes) }
 
 // FusesOneOutput reports whether the backend fuses one output per loop (XLA:CPU): reloading a
 // stored value beats recomputing it for a second output.

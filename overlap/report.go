@@ -73,9 +73,11 @@ type Kernel struct {
 	Name    string  `json:"name"`
 	OpName  string  `json:"op_name,omitempty"` // what the author of the program called it
 	Target  string  `json:"target,omitempty"`  // of a custom call
+	Spec    string  `json:"spec,omitempty"`    // of a kernel of our own (package kernels/fused)
 	Shape   string  `json:"shape"`             // of its first result
 	Bytes   int64   `json:"bytes"`
 	FLOPs   int64   `json:"flops,omitempty"`
+	Bits    int     `json:"bits,omitempty"` // of an element of a product's operands
 	Seconds float64 `json:"seconds"`
 }
 

@@ -314,12 +314,27 @@ func (p *player) kernels(body *hlo.Computation) (out []Kernel) {
 		if k.bytes == 0 {
 			continue
 		}
-		row := Kernel{Name: i.Name, OpName: i.OpName, Target: i.Target, Bytes: k.bytes, FLOPs: k.flops,
-			Seconds: k.seconds(p.rates)}
+		row := Kernel{Name: i.Name, OpName: nameOf(i), Target: i.Target, Spec: i.Spec, Bytes: k.bytes,
+			FLOPs: k.flops, Bits: k.bits, Seconds: k.seconds(p.rates)}
 		if len(i.Results) > 0 {
 			row.Shape = i.Results[0].Shape.String()
 		}
 		out = append(out, row)
 	}
 	return out
+}
+
+// nameOf is what the author called an instruction, or if it has no name, as those that a loop puts
+// into its stacks, the last that it computes.
+func nameOf(i *hlo.Instruction) string {
+	if i.OpName != "" || len(i.Calls) != 1 || i.Opcode != "fusion" && i.Opcode != "async-start" {
+		return i.OpName
+	}
+	body := i.Calls[0].Body
+	for n := len(body) - 1; n >= 0; n-- {
+		if name := nameOf(&body[n]); name != "" {
+			return name
+		}
+	}
+	return ""
 }

@@ -36,7 +36,7 @@ func passes(s *kernels.Selector, hasKernel func(*ir.Op) bool) []pass {
 			pass{"save-softmax", saveSoftmax(s.Arch())},
 			pass{"keep-block-layout", keepBlockLayout(hasKernel)})
 	default:
-		if s.Blocks() {
+		if s.Own() {
 			list = append(list, pass{"quantize-once", quantizeOnce}, pass{"write-norms", writeNorms},
 				pass{"fuse-sources", fuseSources})
 		} else {
@@ -57,11 +57,23 @@ func passes(s *kernels.Selector, hasKernel func(*ir.Op) bool) []pass {
 func Apply(g *ir.Graph, s *kernels.Selector, hasKernel func(*ir.Op) bool) (*ir.Graph, error) {
 	g = g.Clone()
 	for _, pass := range passes(s, hasKernel) {
+		before := size(g)
 		if err := pass.Run(g); err != nil {
 			return nil, fmt.Errorf("rewrite %s: %w", pass.Name, err)
 		}
+		s.Passed(kernels.Pass{Name: pass.Name, Before: before, After: size(g)})
 	}
 	return g, nil
+}
+
+// size counts the operations of a graph and of the bodies of its loops.
+func size(g *ir.Graph) (n int) {
+	for _, op := range g.Ops {
+		if n++; op.Body != nil {
+			n += size(op.Body)
+		}
+	}
+	return n
 }
 
 // expand writes custom operations out in the operations that package ir has.

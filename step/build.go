@@ -35,6 +35,8 @@ type Spec struct {
 	// for no mask between documents, whatever the data has.
 	Documents int64
 
+	Kernels kernels.Options
+
 	// Optimizer replaces the recipe's. Edit rewrites the graph of the loss before it is sharded, as
 	// tests do to inject faults. Both may be nil.
 	Optimizer optim.Optimizer
@@ -88,14 +90,15 @@ func Build(s Spec) (*Programs, error) {
 
 // build runs the passes, for a Spec whose policy is set.
 func (s Spec) build() (*Programs, error) {
-	b := &builder{Spec: s, kernels: kernels.For(s.Arch), Programs: &Programs{Policy: s.Policy,
-		Plan: s.Plan, Params: s.Model.Params(), spec: s}}
+	b := &builder{Spec: s, kernels: kernels.For(s.Arch).With(s.Kernels),
+		Programs: &Programs{Policy: s.Policy, Plan: s.Plan, Params: s.Model.Params(), spec: s}}
 	for _, pass := range passes {
 		if err := pass.run(b); err != nil {
 			return nil, err
 		}
 	}
-	for _, choice := range b.kernels.Choices() {
+	b.Choices, b.Passes = b.kernels.Choices(), b.kernels.Passes()
+	for _, choice := range b.Choices {
 		b.Notes = append(b.Notes, choice.Kind+": "+choice.Kernel+", "+choice.Why)
 	}
 	return b.Programs, nil

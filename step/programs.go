@@ -9,6 +9,7 @@ import (
 
 	"github.com/deepwell/deepwell/internal/lists"
 	"github.com/deepwell/deepwell/ir"
+	"github.com/deepwell/deepwell/kernels"
 	"github.com/deepwell/deepwell/model"
 	"github.com/deepwell/deepwell/optim"
 	"github.com/deepwell/deepwell/pipeline"
@@ -68,8 +69,10 @@ type Programs struct {
 	Ranks    []*Rank            // of the pipeline; one without it
 
 	Optimizer optim.Optimizer
-	Notes     []string // choices of kernels and loops, and why
-	Warnings  []string // properties of the target that change results
+	Choices   []kernels.Choice
+	Passes    []kernels.Pass // of rewriting the graphs, in their order
+	Notes     []string       // choices of kernels and loops, and why
+	Warnings  []string       // properties of the target that change results
 
 	spec Spec
 }

@@ -89,6 +89,10 @@ func (w *Writer) op(op *ir.Op) {
 		w.Fail("there is no rule for %s", op.Kind)
 		return
 	}
+	if w.Target.Named() {
+		w.name = Name{op.Tag, op.Kind, ir.Names(op.Out[0].Type.Dims)}.String()
+		defer func() { w.name = "" }()
+	}
 	for i, v := range rule(w, op, lists.Map(op.In, w.Use)) {
 		if !v.Type.Shape().Equal(op.Out[i].Type.Shape()) {
 			w.Fail("%s became %s, not %s", op.Kind, v.Type, op.Out[i].Type)
@@ -273,4 +277,27 @@ func (w *Writer) dynamicSlice(x Val, dim string, at Val, size int64) Val {
 	t.Dims[t.Index(dim)].Size = size
 	sizes := ", sizes = [" + List(t.Shape().Dims) + "]"
 	return w.Apply(t, "stablehlo.dynamic_slice ", sizes, append([]Val{x}, w.starts(t, dim, at)...)...)
+}
+
+// A Name says of which operation an instruction is. The compiler keeps names, as XLA's op_name.
+type Name struct {
+	Tag  ir.Tag
+	Kind string
+	Dims []string // of the operation's first result
+}
+
+// String writes the name as tag/kind/dims.
+func (n Name) String() string {
+	return strings.Join([]string{string(n.Tag), n.Kind, strings.Join(n.Dims, ",")}, "/")
+}
+
+// ParseName reads the name of a compiled instruction, which may be behind names of loops; false if
+// it has no name.
+func ParseName(text string) (n Name, ok bool) {
+	parts := strings.Split(text, "/")
+	if len(parts) < 3 {
+		return n, false
+	}
+	parts = parts[len(parts)-3:]
+	return Name{ir.Tag(parts[0]), parts[1], strings.Split(parts[2], ",")}, true
 }

@@ -27,6 +27,7 @@ type Writer struct {
 	next   int                  // number of the last fresh name
 	indent int
 	err    error
+	name   string // of the operation that is printed, for its instructions; "" if they have none
 
 	// Symbols of the module: lists of devices, printed before it, and types that have an identity
 	// function ([Writer.Materialize]), printed at its end.
@@ -62,7 +63,13 @@ func (w *Writer) SlotOf(v *ir.Value) *Slot { return w.places[v] }
 // Line prints one line, indented.
 func (w *Writer) Line(format string, args ...any) {
 	w.b.WriteString(strings.Repeat("  ", w.indent))
-	fmt.Fprintf(&w.b, format, args...)
+	text := fmt.Sprintf(format, args...)
+	w.b.WriteString(text)
+	// An instruction is one line, or ends with its regions.
+	if w.name != "" && (strings.HasPrefix(text, "%") && !strings.HasSuffix(text, "{") ||
+		strings.HasPrefix(text, "})")) {
+		fmt.Fprintf(&w.b, " loc(%q)", w.name)
+	}
 	w.b.WriteByte('\n')
 }
 
