@@ -280,7 +280,8 @@ func (u unsupported) err() error {
 	if len(u) > 1 {
 		what = fmt.Sprintf("%d calls of the program are", len(u))
 	}
-	return diag.New(diag.NotSupported, "%s not supported:\n  %s", what, strings.Join(u, "\n  "))
+	return diag.New(diag.NotSupported, "%s not supported:\n  %s", what, strings.Join(u, "\n  ")).
+		Try("write these calls with operators that docs/operators.md lists")
 }
 
 // eval computes a size.
