@@ -85,6 +85,35 @@ func stochastic() (list []kernel) {
 	return list
 }
 
+// inLoops are the forms that kernels have in the loop over layers: activations are read from and
+// written into stacks, and gradients of residuals are kept.
+func inLoops() (list []kernel) {
+	const rounds = 80
+	for _, row := range []struct {
+		name, source string
+		form         fused.Form
+	}{
+		{"rms_norm mxfp8 saved", "rms_norm", fused.Form{Stacks: fused.Stacks{Rounds: rounds,
+			Into: []int{2, 3}, Saved: []int{0}}}},
+		{"swiglu mxfp8 saved", "swiglu", fused.Form{Stacks: fused.Stacks{Rounds: rounds,
+			Into: []int{2, 3}, Saved: []int{0, 1}}}},
+		{"swiglu_grad mxfp8 from stacks", "swiglu_grad", fused.Form{Stacks: fused.Stacks{Rounds: rounds,
+			From: []int{1, 2}}}},
+		{"rms_norm_grad mxfp8 kept", "rms_norm_grad", fused.Form{Keep: true,
+			Stacks: fused.Stacks{Rounds: rounds, From: []int{3}}}},
+	} {
+		list = append(list, kernel{row.name, rows * cols, func(string) (*triton.Kernel, error) {
+			s, err := fused.Find(row.source)
+			if err != nil {
+				return nil, err
+			}
+			row.form.Along, row.form.Across = true, true
+			return fused.MXFP8(fused.Matrix{Rows: rows, Cols: cols}, s, row.form)
+		}})
+	}
+	return list
+}
+
 // kernels are all that are measured.
 func kernels() (list []kernel) {
 	for _, s := range fused.Sources() {
@@ -101,6 +130,7 @@ func kernels() (list []kernel) {
 				return fused.Amax(fused.Matrix{Rows: rows, Cols: cols}, s, true, true)
 			}})
 	}
+	list = append(list, inLoops()...)
 	list = append(list, stochastic()...)
 	list = append(list,
 		kernel{"residual norm", rows * cols, func(string) (*triton.Kernel, error) {

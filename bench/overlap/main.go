@@ -32,6 +32,9 @@ func main() {
 			return fmt.Errorf("%q is not NAME=VALUE", text)
 		}
 		flags[name] = value
+		if value == "true" || value == "false" {
+			flags[name] = value == "true"
+		}
 		return nil
 	})
 	asJSON := flag.Bool("json", false, "print the whole report as JSON")

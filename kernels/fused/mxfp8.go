@@ -94,6 +94,9 @@ func MXFP8(m Matrix, s Source, f Form) (*tt.Kernel, error) {
 	case f.Swizzled && m.Batch > 1 && m.Rows%128 != 0:
 		b.Fail("the scales of %d matrices of %d×%d are no whole tiles", m.Batch, m.Rows, m.Cols)
 	}
+	if s.matrices() > 2 { // or registers spill
+		launch.Warps *= 2
+	}
 	out := f.shift(t, args, v)
 	for _, y := range s.Compute(t, v[:operands]) {
 		q := mxfp8{t, f.Swizzled, y.To(tt.BF16)}

@@ -97,7 +97,7 @@ func NVFP4(m Matrix, s Source, f FourForm) (*tt.Kernel, error) {
 	if !f.check(b, m, s.Parts) {
 		return b.Kernel(launch)
 	}
-	if s.matrices() > 1 { // or registers spill on rtx6000pro
+	if s.matrices() > 1 || len(s.Operands) > 3 { // or registers spill on rtx6000pro
 		launch.Warps *= 2
 	}
 	in, out := v[first:], v[len(v)-len(f.results(m, s.Parts)):]

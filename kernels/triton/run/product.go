@@ -106,6 +106,7 @@ func each(f func(x float64) float64) func(out *block, in []*block) {
 
 var instructions = map[string]func(out *block, in []*block){
 	"ex2.approx.ftz.f32": each(math.Exp2),
+	"rcp.approx.ftz.f32": each(func(x float64) float64 { return 1 / x }),
 	"{ .reg .b8 t; cvt.rn.satfinite.e2m1x2.f32 t, $2, $1; " +
 		"mov.b32 $0, {t, t, t, t}; }": packE2M1,
 	"{ .reg .b16 t; cvt.rs.satfinite.e2m1x4.f32 t, {$4, $3, $2, $1}, $5; " +
