@@ -3,6 +3,7 @@ package fused_test
 import (
 	"bytes"
 	"math/rand/v2"
+	"slices"
 	"testing"
 
 	"github.com/deepwell/deepwell/engine"
@@ -30,6 +31,7 @@ func TestKernelsOnSoftwareGPU(t *testing.T) {
 	r := rand.New(rand.NewPCG(22, 6))
 	x, _ := normal(r, 600*256, 1)
 	y, _ := normal(r, 600*256, 2)
+	weight, _ := normal(r, 256, 1)
 	stats, _ := operands(r, source(t, "rms_norm"), 600, 256)
 	for _, c := range []struct {
 		kernel func() (*triton.Kernel, error)
@@ -39,7 +41,7 @@ func TestKernelsOnSoftwareGPU(t *testing.T) {
 		{func() (*triton.Kernel, error) { return fused.ResidualNorm(600, 256, 1e-5) }, [][]byte{x, y},
 			float32Bound},
 		{func() (*triton.Kernel, error) { return fused.RMSNormGrad(600, 256) },
-			[][]byte{x, y, stats[1], stats[2]}, bf16Bound},
+			[][]byte{x, y, weight, stats[1]}, bf16Bound},
 		{func() (*triton.Kernel, error) { return fused.CrossEntropy(30, 5120) },
 			[][]byte{x, ints(make([]int32, 30)...)}, float32Bound},
 	} {
@@ -54,6 +56,36 @@ func TestKernelsOnSoftwareGPU(t *testing.T) {
 		}
 	}
 	rowsOnGPU(t, e)
+	// Stacks of a loop: what other rounds put there stays.
+	k, err := fused.MXFP8(fused.Matrix{Rows: 64, Cols: 256}, source(t, "swiglu"), fused.Form{Along: true,
+		Across: true, Keep: true, Stacks: fused.Stacks{Rounds: 3, From: []int{1}, Into: []int{3, 4},
+			Saved: []int{0}}})
+	if err != nil {
+		t.Fatal(err)
+	}
+	var in [][]byte
+	for _, a := range k.Args {
+		if a.Result {
+			break
+		}
+		n := a.Elem.Bits() / 8
+		for _, size := range a.Shape {
+			n *= size
+		}
+		in = append(in, slices.Repeat([]byte{0x3f}, n))
+	}
+	copy(in[0], x)
+	copy(in[1], x)
+	in[2] = []byte{1, 0, 0, 0}
+	want := arrays(k, in...)
+	if err := run.Kernel(k, want); err != nil {
+		t.Fatal(err)
+	}
+	for i, got := range onGPU(t, e, k, in) {
+		if n, _ := differ(got, want[len(in)+i]); n > 0 {
+			t.Errorf("%s: %s: %d of %d bytes differ", k.Spec, k.Args[len(in)+i].Name, n, len(got))
+		}
+	}
 	for _, s := range fused.Sources() {
 		for _, d := range [][2]int{{128, 256}, {32, 128}, {96, 384}} {
 			k, err := fused.MXFP8(fused.Matrix{Rows: d[0], Cols: d[1]}, s, both)
