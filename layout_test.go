@@ -45,7 +45,7 @@ var layers = [][]string{
 	{"train"},
 	{"parity"},
 	{"", "cmd/deepwell", "bench/dispatch", "bench/copy", "bench/aot", "bench/step", "bench/curve",
-		"bench/depth", "bench/overlap", "bench/mesh", "bench/moe", "bench/balance", "bench/accuracy", "bench/memory",
+		"bench/depth", "bench/overlap", "bench/prices", "bench/mesh", "bench/moe", "bench/balance", "bench/accuracy", "bench/memory",
 		"bench/live", "bench/attack", "bench/quantize", "bench/quantizeckpt", "bench/parity", "bench/monitor",
 		"bench/pluginupdate", "bench/context", "bench/kernels"},
 }
