@@ -5,6 +5,7 @@ package main
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"debug/elf"
 	"encoding/csv"
@@ -31,8 +32,9 @@ import (
 func main() {
 	targets := flag.String("targets", "b200,gb300,rtx6000pro", "GPUs to compile for")
 	out := flag.String("o", "", "file to write the table to")
+	only := flag.String("only", "", "what the names of kernels begin with")
 	flag.Parse()
-	rows, err := measure(context.Background(), strings.Split(*targets, ","))
+	rows, err := measure(context.Background(), strings.Split(*targets, ","), *only)
 	if err == nil {
 		fmt.Print(string(table(rows)))
 		if *out != "" {
@@ -140,21 +142,33 @@ func kernels() (list []kernel) {
 			func(string) (*triton.Kernel, error) { return fused.RMSNormGrad(rows, cols) }},
 		kernel{"cross_entropy", 0,
 			func(string) (*triton.Kernel, error) { return fused.CrossEntropy(rows, 128256) }})
+	return append(list, grouped()...)
+}
+
+// grouped are the GEMMs of experts, with weights as they are and as FSDP gathers them: along what
+// is kept (oek), or along what is summed over (keo). Gradients are written as they are reduced.
+func grouped() (list []kernel) {
 	for _, f := range []dtype.Format{"", dtype.MXFP8, dtype.NVFP4} {
-		g := fused.Group{Rows: 16384, Out: 4096, In: 7168, Experts: 8, Format: f}
-		name := string(f)
-		if name == "" {
-			name = "bf16"
-		}
-		list = append(list, kernel{"grouped " + name, 0, func(gpu string) (*triton.Kernel, error) {
-			g.Small = gpu == "rtx6000pro"
-			return g.Kernel()
-		}})
-		if f != dtype.NVFP4 {
-			list = append(list, kernel{"grouped dw " + name, 0, func(gpu string) (*triton.Kernel, error) {
-				g.Small = gpu == "rtx6000pro"
-				return g.WeightGrad()
-			}})
+		for _, order := range []string{"eok", "oek", "keo"} {
+			for _, grad := range []bool{false, true} {
+				g := fused.Group{Rows: 16384, Out: 4096, In: 7168, Experts: 8, Format: f, Weights: order,
+					Grad: grad}
+				if f == dtype.NVFP4 && (grad || order == "keo") || grad && order == "keo" {
+					continue // there is no such kernel
+				}
+				name := "grouped "
+				if grad {
+					name += "dw "
+				}
+				name += cmp.Or(string(f), "bf16")
+				if order != "eok" {
+					name += " " + order
+				}
+				list = append(list, kernel{name, 0, func(gpu string) (*triton.Kernel, error) {
+					g.Small = gpu == "rtx6000pro"
+					return g.Kernel()
+				}})
+			}
 		}
 	}
 	return list
@@ -189,8 +203,8 @@ func table(rows []row) []byte {
 	return b.Bytes()
 }
 
-// measure compiles all kernels for all targets.
-func measure(ctx context.Context, targets []string) (rows []row, err error) {
+// measure compiles kernels, whose names begin with only, for all targets.
+func measure(ctx context.Context, targets []string, only string) (rows []row, err error) {
 	c, err := engine.OpenCompiler(ctx, engine.Options{WithoutCuDNN: true})
 	if err != nil {
 		return nil, err
@@ -206,6 +220,9 @@ func measure(ctx context.Context, targets []string) (rows []row, err error) {
 	}
 	ptxas := filepath.Join(bundle.DataDir, "bin", "ptxas")
 	for _, k := range kernels() {
+		if !strings.HasPrefix(k.name, only) {
+			continue
+		}
 		for _, gpu := range targets {
 			r, err := compile(ctx, c, ptxas, k, gpu)
 			if err != nil {

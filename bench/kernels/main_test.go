@@ -11,7 +11,7 @@ import (
 // What ptxas makes of each kernel is the committed table, and no register is spilled.
 func TestTable(t *testing.T) {
 	slowtest.Only(t)
-	rows, err := measure(t.Context(), []string{"b200", "gb300", "rtx6000pro"})
+	rows, err := measure(t.Context(), []string{"b200", "gb300", "rtx6000pro"}, "")
 	if err != nil {
 		t.Fatal(err)
 	}

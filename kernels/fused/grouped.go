@@ -1,18 +1,33 @@
 package fused
 
 import (
+	"cmp"
+	"fmt"
+	"strings"
+
 	"github.com/deepwell/deepwell/dtype"
 	tt "github.com/deepwell/deepwell/kernels/triton"
 )
 
-// A Group is a grouped GEMM: rows of tokens sorted by expert, each expert's rows padded to whole
-// tiles of 128, times the expert's weight.
+// A Group is a grouped GEMM: the rows of tokens stand one expert behind the other, each expert has
+// whole tiles of 128, and each tile is multiplied by its expert's weight. Tiles without a token are
+// skipped.
 type Group struct {
 	Rows, Out, In int // y [Rows, Out] = x [Rows, In] · w[expert] [Out, In]ᵀ
 	Experts       int
 	// Format is what both operands are in: "" for bfloat16, dtype.MXFP8 or dtype.NVFP4, whose tensor
 	// scales are the caller's.
 	Format dtype.Format
+	// Grad tells the gradient of the weights: dw[expert] [Out, In] = dyᵀ·x over the expert's rows.
+	Grad bool
+	// Weights is the order in memory of the weights' dimensions, e for experts, o for Out and k for
+	// In: of the operand, or of the gradient. "" is eok.
+	Weights string
+	// Wide gives the gradient in float32, else it is rounded to bfloat16.
+	Wide bool
+	// Filled is how many rows are expected to be in tiles with a token; what is computed does not
+	// depend on it.
+	Filled int
 	// Small tiles fit GPUs without tensor memory, whose sums are in registers (rtx6000pro).
 	Small bool
 }
@@ -28,15 +43,23 @@ func (g Group) wide() (cols, stages int) {
 	return 256, 4
 }
 
-// An operand of a grouped GEMM is read in tiles: codes, and scales where the format has them. Rows
-// are what the product keeps, and columns what it sums over.
+// An operand of a grouped GEMM is read in tiles: codes, and scales where the format has them. Its
+// dimensions are experts (e), what the product keeps (o) and what it sums over (k).
 type operand struct {
 	codes, scales tt.Descriptor
 	scaled        bool
-	step          int // columns of a tile, in numbers
+	order         string
+	kept, summed  int // sizes of an expert's part
+	step          int // of the sum, in numbers
 	perByte       int
 	blocks        int // scales of a tile's row, over 4
 }
+
+// orders are the orders of dimensions that a matrix of two dimensions describes.
+var orders = map[string]bool{"eok": true, "oek": true, "eko": true, "keo": true}
+
+// summedFirst tells whether tiles are read with the summed dimension first.
+func summedFirst(order string) bool { return strings.Index(order, "k") < strings.Index(order, "o") }
 
 // args are the arrays of an operand with that many rows and columns.
 func (g Group) args(name string, rows, cols int) []tt.Arg {
@@ -51,29 +74,49 @@ func (g Group) args(name string, rows, cols int) []tt.Arg {
 	return []tt.Arg{{Name: name, Elem: tt.BF16, Shape: []int{rows, cols}}}
 }
 
-// describe makes the descriptors of an operand, whose tiles have that many rows.
-func (g Group) describe(b *tt.Builder, v []tt.Value, rows, cols, high int) operand {
-	o := operand{step: 64, perByte: 1}
+// describe makes the descriptors of an operand of some experts, whose tiles have that many rows.
+// Scales are in the order eok whatever the order of codes is.
+func (g Group) describe(b *tt.Builder, v []tt.Value, experts, kept, summed, high int,
+	order string) operand {
+	o := operand{order: order, kept: kept, summed: summed, step: 64, perByte: 1}
 	switch g.Format {
 	case dtype.MXFP8:
 		o.scaled, o.step, o.blocks = true, 128, 1
 	case dtype.NVFP4:
 		o.scaled, o.step, o.perByte, o.blocks = true, 256, 2, 4
 	}
-	o.codes = b.Describe(v[0], []int{rows, cols / o.perByte}, []int{high, o.step / o.perByte})
+	size := map[string][2]int{"eok": {experts * kept, summed}, "oek": {kept, experts * summed},
+		"eko": {experts * summed, kept}, "keo": {summed, experts * kept}}[order]
+	block := []int{high, o.step / o.perByte}
+	if summedFirst(order) {
+		block = []int{o.step, high}
+	}
+	o.codes = b.Describe(v[0], []int{size[0], size[1] / o.perByte}, block)
 	if o.scaled {
-		s := SwizzledShape(rows, o.blocks*4*cols/o.step)
+		s := SwizzledShape(experts*kept, o.blocks*4*summed/o.step)
 		o.scales = b.Describe(v[1], []int{1, s[0], s[1], 2, 256}, []int{1, high / 128, o.blocks, 2, 256})
 	}
 	return o
 }
 
-// tile reads the tile that begins at a row, in a step of the sum.
-func (o operand) tile(row, step tt.Value) tt.Scaled {
-	t := tt.Scaled{Codes: o.codes.Load(row, step.Mul(o.step/o.perByte))}
+// tile reads the tile of an expert that begins at a row, in a step of the sum: [rows, step].
+func (o operand) tile(expert, row, step tt.Value) tt.Scaled {
+	at := step.Mul(o.step / o.perByte)
+	var t tt.Scaled
+	switch o.order {
+	case "eok":
+		t.Codes = o.codes.Load(expert.Mul(o.kept).Add(row), at)
+	case "oek":
+		t.Codes = o.codes.Load(row, expert.Mul(o.summed/o.perByte).Add(at))
+	case "eko":
+		t.Codes = o.codes.Load(expert.Mul(o.summed).Add(at), row).Trans(1, 0)
+	default:
+		t.Codes = o.codes.Load(at, expert.Mul(o.kept).Add(row)).Trans(1, 0)
+	}
 	if o.scaled {
 		zero := step.Const(0)
-		t.Scales = o.scales.Load(zero, row.Div(128), step.Mul(o.blocks), zero, zero).Unswizzle()
+		first := expert.Mul(o.kept).Add(row).Div(128)
+		t.Scales = o.scales.Load(zero, first, step.Mul(o.blocks), zero, zero).Unswizzle()
 	}
 	return t
 }
@@ -90,45 +133,72 @@ func (g Group) multiply(b *tt.Builder, x, y tt.Scaled, sum tt.Value) tt.Value {
 	return x.Codes.Dot(y.Codes, sum)
 }
 
-// check refuses sizes that tiles of scales do not divide.
-func (g Group) check(b *tt.Builder) {
-	if g.Rows%groupRows != 0 || g.Out%128 != 0 || g.In%128 != 0 || g.Experts < 1 {
-		b.Fail("a product of %d×%d by %d experts of %d", g.Rows, g.In, g.Experts, g.Out)
+// check refuses sizes that tiles do not divide, and orders that the kernel does not read.
+func (g Group) check() error {
+	switch {
+	case g.Experts < 1 || g.Rows%(groupRows*g.Experts) != 0 || g.Out%128 != 0 || g.In%128 != 0 ||
+		g.Rows < 1 || g.Out < 1 || g.In < 1 || g.Filled < 0 || g.Filled > g.Rows:
+		return fmt.Errorf("a product of %d×%d by %d experts of %d", g.Rows, g.In, g.Experts, g.Out)
+	case !orders[g.order()] || g.Grad && summedFirst(g.order()):
+		return fmt.Errorf("weights in the order %q", g.Weights)
+	case g.Format == dtype.NVFP4 && (g.Grad || summedFirst(g.order()) || g.In%256 != 0):
+		return fmt.Errorf("tiles of 256 numbers of NVFP4 along rows of 128, or across packed bytes")
+	case g.Format != "" && g.Format != dtype.MXFP8 && g.Format != dtype.NVFP4:
+		return fmt.Errorf("a grouped product of %q", g.Format)
 	}
+	return nil
 }
 
-// Kernel prints the product. The operand "experts" names the expert of each tile of 128 rows; where
-// it is negative, the tile has no rows, and its results are zeros.
+func (g Group) order() string { return cmp.Or(g.Weights, "eok") }
+
+// Kernel prints the product, or the gradient of the weights.
+func (g Group) Kernel() (*tt.Kernel, error) {
+	if err := g.check(); err != nil {
+		return nil, err
+	}
+	print := g.product
+	if g.Grad {
+		print = g.weightGrad
+	}
+	k, err := print()
+	if err == nil {
+		k.Spec = g.String()
+	}
+	return k, err
+}
+
+// product is y. The operand "experts" names the expert of each tile of 128 rows; where it is
+// negative, the tile has no rows, and its results are zeros.
 //
 //	x, w [Experts, Out, In], experts [Rows/128] → y [Rows, Out] in bfloat16
-func (g Group) Kernel() (*tt.Kernel, error) {
+func (g Group) product() (*tt.Kernel, error) {
 	args := append(g.args("x", g.Rows, g.In), g.args("w", g.Experts*g.Out, g.In)...)
 	n := len(args)
 	args = append(args, tt.Arg{Name: "experts", Elem: tt.I32, Shape: []int{g.Rows / groupRows}},
 		tt.Arg{Name: "y", Elem: tt.BF16, Shape: []int{g.Rows, g.Out}, Result: true})
-	b, v := tt.New(g.name("grouped"), args...)
-	g.check(b)
+	b, v := tt.New(g.name(), args...)
 	cols, stages := g.wide()
-	row, col := g.order(b, cols)
+	row, col := g.place(b, cols)
 	expert := b.Load(v[n].At(row))
-	x := g.describe(b, v, g.Rows, g.In, groupRows)
-	w := g.describe(b, v[n/2:], g.Experts*g.Out, g.In, cols)
+	x := g.describe(b, v, 1, g.Rows, g.In, groupRows, "eok")
+	w := g.describe(b, v[n/2:], g.Experts, g.Out, g.In, cols, g.order())
 	y := b.Describe(v[n+1], []int{g.Rows, g.Out}, []int{groupRows, cols})
 
-	first := expert.Max(0).Mul(g.Out).Add(col.Mul(cols))
+	zero, some := row.Const(0), expert.Max(0)
 	steps := expert.Const(ceil(g.In, x.step)).Select(expert.Is("ge", 0), 0)
-	sum := b.For(row.Const(0), steps, row.Const(1), []tt.Value{b.Full(0.0, tt.F32, groupRows, cols)},
+	sum := b.For(zero, steps, row.Const(1), []tt.Value{b.Full(0.0, tt.F32, groupRows, cols)},
 		func(k tt.Value, sum []tt.Value) []tt.Value {
-			return []tt.Value{g.multiply(b, x.tile(row.Mul(groupRows), k), w.tile(first, k), sum[0])}
+			return []tt.Value{g.multiply(b, x.tile(zero, row.Mul(groupRows), k),
+				w.tile(some, col.Mul(cols), k), sum[0])}
 		})
 	y.Store(sum[0].To(tt.BF16), row.Mul(groupRows), col.Mul(cols))
 	return b.Kernel(tt.Launch{Grid: [3]int{g.Rows / groupRows * ceil(g.Out, cols)}, Warps: 8,
 		Stages: stages})
 }
 
-// order gives a program's tile: 8 tiles of rows are taken together, so that the weights they share
+// place gives a program's tile: 8 tiles of rows are taken together, so that the weights they share
 // stay in the L2 cache.
-func (g Group) order(b *tt.Builder, cols int) (row, col tt.Value) {
+func (g Group) place(b *tt.Builder, cols int) (row, col tt.Value) {
 	const together = 8
 	id, across, down := b.Program(0), ceil(g.Out, cols), g.Rows/groupRows
 	first := id.Div(together * across).Mul(together)
@@ -137,41 +207,63 @@ func (g Group) order(b *tt.Builder, cols int) (row, col tt.Value) {
 	return first.Add(rest.Rem(high)), rest.Div(high)
 }
 
-func (g Group) name(kind string) string {
-	switch g.Format {
-	case dtype.MXFP8, dtype.NVFP4:
-		return kind + "_" + string(g.Format)
+func (g Group) name() string {
+	kind := "grouped"
+	if g.Grad {
+		kind = "grouped_dw"
 	}
-	return kind + "_bf16"
+	return kind + "_" + cmp.Or(string(g.Format), "bf16")
 }
 
-// WeightGrad prints the gradient of the weights: each expert's rows of dy and x, as the transposed
-// copies that quantizing kernels write. The operand "starts" has the first row of each expert, and
-// behind the last the number of rows; all are multiples of 128.
+// weightGrad is dw: each expert's rows of dy and x, in bfloat16 as they are, quantized as the
+// transposed copies that quantizing kernels write. The operand "filled" has the rows of each expert
+// up to its last tile with a token, multiples of 128.
 //
-//	dyᵀ [Out, Rows], xᵀ [In, Rows], starts [Experts + 1] → dw [Experts, Out, In] in float32
-func (g Group) WeightGrad() (*tt.Kernel, error) {
-	args := append(g.args("dy", g.Out, g.Rows), g.args("x", g.In, g.Rows)...)
+//	dy [Experts, rows, Out], x [Experts, rows, In], or dyᵀ [Experts, Out, rows], xᵀ [Experts, In,
+//	rows], filled [Experts] → dw [Experts, Out, In]
+func (g Group) weightGrad() (*tt.Kernel, error) {
+	rows, order := g.Rows/g.Experts, "eko"
+	if g.Format != "" {
+		order = "eok"
+	}
+	shape := func(name string, kept int) []tt.Arg {
+		if g.Format == "" {
+			return g.args(name, g.Rows, kept)
+		}
+		return g.args(name, g.Experts*kept, rows)
+	}
+	args := append(shape("dy", g.Out), shape("x", g.In)...)
 	n := len(args)
-	args = append(args, tt.Arg{Name: "starts", Elem: tt.I32, Shape: []int{g.Experts + 1}},
-		tt.Arg{Name: "dw", Elem: tt.F32, Shape: []int{g.Experts * g.Out, g.In}, Result: true})
-	b, v := tt.New(g.name("grouped_dw"), args...)
-	g.check(b)
+	elem := tt.BF16
+	if g.Wide {
+		elem = tt.F32
+	}
+	at := []int{g.Experts * g.Out, g.In}
+	if g.order() == "oek" {
+		at = []int{g.Out, g.Experts * g.In}
+	}
+	args = append(args, tt.Arg{Name: "filled", Elem: tt.I32, Shape: []int{g.Experts}},
+		tt.Arg{Name: "dw", Elem: elem, Shape: at, Result: true})
+	b, v := tt.New(g.name(), args...)
 	const cols = 128 // a sum of 128×256 in float32 and its copy on the way out do not fit
 	across := ceil(g.In, cols)
 	id, expert := b.Program(0), b.Program(1)
 	row, col := id.Div(across).Mul(128), id.Rem(across).Mul(cols)
-	dy, x := g.describe(b, v, g.Out, g.Rows, 128), g.describe(b, v[n/2:], g.In, g.Rows, cols)
-	dw := b.Describe(v[n+1], []int{g.Experts * g.Out, g.In}, []int{128, cols})
-	if dy.step > 128 { // a tile would reach into the next expert's rows
-		b.Fail("groups of 128 rows are no multiples of %d", dy.step)
-	}
-	from, to := b.Load(v[n].At(expert)), b.Load(v[n].At(expert.Add(1)))
-	sum := b.For(from.Div(dy.step), to.Div(dy.step), from.Const(1),
+	dy := g.describe(b, v, g.Experts, g.Out, rows, 128, order)
+	x := g.describe(b, v[n/2:], g.Experts, g.In, rows, cols, order)
+	dw := b.Describe(v[n+1], at, []int{128, cols})
+	sum := b.For(row.Const(0), b.Load(v[n].At(expert)).Div(dy.step), row.Const(1),
 		[]tt.Value{b.Full(0.0, tt.F32, 128, cols)},
 		func(k tt.Value, sum []tt.Value) []tt.Value {
-			return []tt.Value{g.multiply(b, dy.tile(row, k), x.tile(col, k), sum[0])}
+			return []tt.Value{g.multiply(b, dy.tile(expert, row, k), x.tile(expert, col, k), sum[0])}
 		})
-	dw.Store(sum[0], expert.Mul(g.Out).Add(row), col)
+	if !g.Wide {
+		sum[0] = sum[0].To(tt.BF16)
+	}
+	if g.order() == "oek" {
+		dw.Store(sum[0], row, expert.Mul(g.In).Add(col))
+	} else {
+		dw.Store(sum[0], expert.Mul(g.Out).Add(row), col)
+	}
 	return b.Kernel(tt.Launch{Grid: [3]int{g.Out / 128 * across, g.Experts}, Warps: 8, Stages: 3})
 }

@@ -1,9 +1,11 @@
 package fused_test
 
 import (
+	"cmp"
 	"encoding/binary"
 	"math"
 	"math/rand/v2"
+	"strings"
 	"testing"
 
 	"github.com/deepwell/deepwell/dtype"
@@ -69,18 +71,46 @@ func draw(t *testing.T, r *rand.Rand, f dtype.Format, rows, cols int) (list [][]
 // whole matrix.
 const groupedBound, groupedGradBound = 2.5e-3, 1e-6
 
+// laid puts the codes of a matrix [experts, o, k] in another order.
+func laid(codes []byte, order string, experts, o, k int) []byte {
+	size := map[byte]int{'e': experts, 'o': o, 'k': k}
+	width := len(codes) / (experts * o * k)
+	if width == 0 { // two numbers in a byte, along k
+		width, size['k'], k = 1, k/2, k/2
+	}
+	out := make([]byte, 0, len(codes))
+	at := map[byte]int{}
+	for at[order[0]] = range size[order[0]] {
+		for at[order[1]] = range size[order[1]] {
+			for at[order[2]] = range size[order[2]] {
+				i := ((at['e']*o+at['o'])*k + at['k']) * width
+				out = append(out, codes[i:i+width]...)
+			}
+		}
+	}
+	return out
+}
+
 func TestGrouped(t *testing.T) {
 	r := rand.New(rand.NewPCG(22, 3))
 	for _, f := range []dtype.Format{"", dtype.MXFP8, dtype.NVFP4} {
-		for _, small := range []bool{false, true} {
-			g := fused.Group{Rows: 512, Out: 384, In: 256, Experts: 3, Format: f, Small: small}
+		for i, order := range []string{"", "oek", "keo", "eko"} {
+			g := fused.Group{Rows: 768, Out: 384, In: 256, Experts: 3, Format: f, Small: i%2 == 1,
+				Weights: order}
 			k, err := g.Kernel()
+			if f == dtype.NVFP4 && i > 1 { // bytes hold two numbers along k
+				if err == nil {
+					t.Errorf("%s is printed", g)
+				}
+				continue
+			}
 			if err != nil {
 				t.Fatal(err)
 			}
 			x, xs := draw(t, r, f, g.Rows, g.In)
 			w, ws := draw(t, r, f, g.Experts*g.Out, g.In)
-			experts := []int32{2, 0, -1, 2} // expert 1 has no rows, and one tile none at all
+			w[0] = laid(w[0], cmp.Or(order, "eok"), g.Experts, g.Out, g.In)
+			experts := []int32{2, 0, -1, 2, -1, 1} // of tiles; two have no rows
 			in := append(append(x, w...), ints(experts...))
 			all := arrays(k, in...)
 			if err := run.Kernel(k, all); err != nil {
@@ -97,9 +127,9 @@ func TestGrouped(t *testing.T) {
 				got := float64(dtype.F32FromBF16(binary.LittleEndian.Uint16(all[len(in)][2*i:])))
 				off, size = off+(got-sum)*(got-sum), size+sum*sum
 			}
-			t.Logf("%s, small %t: %.2g", k.Name, small, math.Sqrt(off/size))
+			t.Logf("%s: %.2g", k.Spec, math.Sqrt(off/size))
 			if math.Sqrt(off/size) > groupedBound {
-				t.Errorf("%s is off by %g", k.Name, math.Sqrt(off/size))
+				t.Errorf("%s is off by %g", k.Spec, math.Sqrt(off/size))
 			}
 		}
 	}
@@ -108,31 +138,79 @@ func TestGrouped(t *testing.T) {
 func TestGroupedWeightGrad(t *testing.T) {
 	r := rand.New(rand.NewPCG(22, 4))
 	for _, f := range []dtype.Format{"", dtype.MXFP8} {
-		g := fused.Group{Rows: 384, Out: 128, In: 256, Experts: 3, Format: f}
-		k, err := g.WeightGrad()
-		if err != nil {
-			t.Fatal(err)
-		}
-		dy, dys := draw(t, r, f, g.Out, g.Rows)
-		x, xs := draw(t, r, f, g.In, g.Rows)
-		starts := []int32{0, 256, 256, 384}
-		in := append(append(dy, x...), ints(starts...))
-		all := arrays(k, in...)
-		if err := run.Kernel(k, all); err != nil {
-			t.Fatal(err)
-		}
-		var off, size float64
-		for i := range g.Experts * g.Out * g.In {
-			e, n, c, sum := i/g.In/g.Out, i/g.In%g.Out, i%g.In, 0.0
-			for m := starts[e]; m < starts[e+1]; m++ {
-				sum += float64(dys[n*g.Rows+int(m)]) * float64(xs[c*g.Rows+int(m)])
+		for i, order := range []string{"", "oek"} {
+			g := fused.Group{Rows: 768, Out: 128, In: 256, Experts: 3, Format: f, Grad: true,
+				Weights: order, Wide: i == 0}
+			k, err := g.Kernel()
+			if err != nil {
+				t.Fatal(err)
 			}
-			got := float64(math.Float32frombits(binary.LittleEndian.Uint32(all[len(in)][4*i:])))
-			off, size = off+(got-sum)*(got-sum), size+sum*sum
+			const rows = 256 // of an expert
+			dy, dys := draw(t, r, f, g.Experts*g.Out, rows)
+			x, xs := draw(t, r, f, g.Experts*g.In, rows)
+			if f == "" { // tokens are rows
+				dy[0] = laid(dy[0], "eko", g.Experts, g.Out, rows)
+				x[0] = laid(x[0], "eko", g.Experts, g.In, rows)
+			}
+			filled := []int32{256, 0, 128}
+			in := append(append(dy, x...), ints(filled...))
+			all := arrays(k, in...)
+			if err := run.Kernel(k, all); err != nil {
+				t.Fatal(err)
+			}
+			got, bound := all[len(in)], groupedGradBound
+			if !g.Wide {
+				bound = groupedBound
+			}
+			var off, size float64
+			for i := range g.Experts * g.Out * g.In {
+				e, n, c, sum := i/g.In/g.Out, i/g.In%g.Out, i%g.In, 0.0
+				for m := range int(filled[e]) {
+					sum += float64(dys[(e*g.Out+n)*rows+m]) * float64(xs[(e*g.In+c)*rows+m])
+				}
+				at := i
+				if order == "oek" {
+					at = (n*g.Experts+e)*g.In + c
+				}
+				have := 0.0
+				if g.Wide {
+					have = float64(math.Float32frombits(binary.LittleEndian.Uint32(got[4*at:])))
+				} else {
+					have = float64(dtype.F32FromBF16(binary.LittleEndian.Uint16(got[2*at:])))
+				}
+				off, size = off+(have-sum)*(have-sum), size+sum*sum
+			}
+			t.Logf("%s: %.2g", k.Spec, math.Sqrt(off/size))
+			if math.Sqrt(off/size) > bound {
+				t.Errorf("%s is off by %g", k.Spec, math.Sqrt(off/size))
+			}
 		}
-		t.Logf("%s: %.2g", k.Name, math.Sqrt(off/size))
-		if math.Sqrt(off/size) > groupedGradBound {
-			t.Errorf("%s is off by %g", k.Name, math.Sqrt(off/size))
+	}
+}
+
+// What a call says of a grouped product is read as it was meant, and nothing else is read.
+func TestGroupedSpecification(t *testing.T) {
+	for _, g := range []fused.Group{
+		{Rows: 24576, Out: 14336, In: 4096, Experts: 8, Format: dtype.MXFP8, Weights: "keo", Filled: 16896},
+		{Rows: 1024, Out: 256, In: 384, Experts: 4, Weights: "oek", Grad: true, Wide: true, Small: true},
+	} {
+		text := g.String()
+		back, err := fused.ParseGroup(text)
+		if err != nil || back != g || !fused.IsGroup(text) {
+			t.Errorf("%q is read as %v: %v", text, back, err)
 		}
+		for _, bad := range []string{text + " more", text + " wide wide", "x" + text, text[:30],
+			strings.Replace(text, "experts=", "experts=-", 1), strings.Replace(text, "weights=", "weights=o", 1)} {
+			if g, err := fused.ParseGroup(bad); err == nil {
+				t.Errorf("%q is read as %v", bad, g)
+			}
+		}
+	}
+	g := fused.Group{Rows: 24576, Out: 14336, In: 4096, Experts: 8, Filled: 16384}
+	if want := int64(2) * 16384 * 14336 * 4096; g.FLOPs() != want {
+		t.Errorf("%d FLOPs, not %d", g.FLOPs(), want)
+	}
+	if want := int64(2) * (16384*4096 + 8*14336*4096 + 24576*14336); g.Bytes() != want {
+		t.Errorf("%d bytes, not %d", g.Bytes(), want)
 	}
 }
