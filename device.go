@@ -223,6 +223,9 @@ func (r *runner) openEngine(ctx context.Context) (err error) {
 			return err
 		}
 	}
+	if err := r.compareKernels(ctx, r.ownKernels); err != nil {
+		return err
+	}
 	if r.engine, err = engine.Open(ctx, r.devices.engine(), o); err != nil {
 		if shared { // the client often fails before it is known that a process is lost
 			err = r.processes.Hub.Explain(err, 2*lostGrace)

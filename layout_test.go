@@ -39,7 +39,7 @@ var layers = [][]string{
 		"precision", "quantize", "internal/room"},
 	{"spmd", "rewrite", "lower/stablehlo", "lower/quantized", "lower/cpu", "lower/gpu", "lower", "cost",
 		"estimate/footprint", "estimate"},
-	{"internal/selftest", "internal/enginetest", "dryrun", "preflight"},
+	{"internal/selftest", "internal/enginetest", "internal/firstuse", "dryrun", "preflight"},
 	{"pipeline", "step", "autoplan", "call"},
 	{"replay", "gpucheck", "kernels/table"},
 	{"train"},

@@ -29,6 +29,7 @@ import (
 	"github.com/deepwell/deepwell/internal/safedir"
 	"github.com/deepwell/deepwell/internal/tfevents"
 	"github.com/deepwell/deepwell/internal/trace"
+	"github.com/deepwell/deepwell/kernels"
 	"github.com/deepwell/deepwell/link"
 	"github.com/deepwell/deepwell/model"
 	"github.com/deepwell/deepwell/plan"
@@ -156,6 +157,8 @@ type runner struct {
 	trainer   *train.Trainer
 	wasRun    bool // a run has used the folder before
 	failed    bool // a GPU has: nothing on it can be freed
+	// refused are kernels of our own that differ on a GPU of the run from their plain form.
+	refused []string
 }
 
 func (r *runner) readRecipe() (err error) {
@@ -383,7 +386,8 @@ func (r *runner) writePrograms() (err error) {
 			Fix: fmt.Sprintf("seq = %d, or a config.json with scaled rotary positions", c.Context)})
 	}
 	r.program, err = step.Build(step.Spec{Model: r.model.Trained(), Recipe: r.recipe,
-		Arch: r.devices.arch(), Plan: r.plan, Documents: r.documents()})
+		Arch: r.devices.arch(), Plan: r.plan, Documents: r.documents(),
+		Kernels: kernels.Options{Refused: r.refused}})
 	if err != nil {
 		return err
 	}
@@ -401,7 +405,8 @@ func (r *runner) documents() int64 {
 	return max(r.dataset().Documents(), r.held.Documents())
 }
 
-// warnings forwards events, and brings warnings into a log that is opened later.
+// warnings forwards events, and brings warnings and kernels that are not used into a log that is
+// opened later.
 type warnings struct {
 	event.Sink
 	mu   sync.Mutex
@@ -420,7 +425,9 @@ func (r *runner) early() event.Sink {
 // Emit implements event.Sink.
 func (w *warnings) Emit(e event.Event) {
 	w.Sink.Emit(e)
-	if _, ok := e.(event.Warning); !ok {
+	switch e.(type) {
+	case event.Warning, event.KernelDiffers:
+	default:
 		return
 	}
 	w.mu.Lock()

@@ -106,6 +106,7 @@ var kinds = map[string]reflect.Type{
 	"memory":           reflect.TypeFor[Memory](),
 	"weights":          reflect.TypeFor[Weights](),
 	"stalled":          reflect.TypeFor[Stalled](),
+	"kernel_differs":   reflect.TypeFor[KernelDiffers](),
 }
 
 // Kind names an event's type as JSON does; it is "" for a type that is not in the table.

@@ -2,12 +2,12 @@ package hlo
 
 import (
 	"errors"
-	"regexp"
 	"strconv"
 	"strings"
 	"sync"
 
 	"github.com/deepwell/deepwell/diag"
+	"github.com/deepwell/deepwell/kernels/fused"
 )
 
 // A Computation is a list of instructions in the order in which the compiler scheduled them. One
@@ -245,10 +245,7 @@ func (n numbers) ints() []int64 {
 	return list
 }
 
-// ownSpec finds what a kernel of our own computes in the configuration of its call, a dictionary of
-// MLIR.
-var ownSpec = regexp.MustCompile(`\bspec = "([^"]*)"`)
-
+// spec is what a kernel of our own computes, by the configuration of its call.
 func (p *program) spec(i *instruction) string {
 	if i.target != Triton {
 		return ""
@@ -257,8 +254,8 @@ func (p *program) spec(i *instruction) string {
 	if n := i.payload - 1; n >= 0 && n < int64(len(p.payloads)) {
 		config = p.payloads[n]
 	}
-	if found := ownSpec.FindSubmatch(config); found != nil {
-		return string(found[1])
+	if found := fused.SpecsIn(string(config)); len(found) > 0 {
+		return found[0]
 	}
 	return ""
 }

@@ -49,9 +49,11 @@ type Selector struct {
 
 // Options are what programs ask of a selector beyond its target.
 type Options struct {
-	// Without leaves out kernels of our own: because one differs on a GPU from its plain form, or to
-	// compare.
+	// Without leaves out kernels of our own, to compare.
 	Without bool
+	// Refused are kernels of our own that are not used ([fused.Spec.Key]): on a GPU of the run they
+	// differ from their plain form.
+	Refused []string
 	// Named gives instructions the names of their operations, for those who read compiled programs.
 	// What runs is the same.
 	Named bool
@@ -91,6 +93,11 @@ func (s *Selector) Blocks() bool {
 
 // Own reports whether programs have kernels of our own, of package kernels/fused.
 func (s *Selector) Own() bool { return s.Blocks() && !s.options.Without }
+
+// Refuses reports whether a kernel of our own is not to be used, by its [fused.Spec.Key].
+func (s *Selector) Refuses(key string) bool {
+	return s != nil && slices.Contains(s.options.Refused, key)
+}
 
 // Named reports whether instructions have names.
 func (s *Selector) Named() bool { return s != nil && s.options.Named }

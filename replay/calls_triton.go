@@ -1,7 +1,6 @@
 package replay
 
 import (
-	"regexp"
 	"slices"
 	"strings"
 
@@ -12,23 +11,20 @@ import (
 	"github.com/deepwell/deepwell/kernels/fused"
 )
 
-// tritonSpec finds what a kernel computes in the configuration of its call, a dictionary of MLIR.
-var tritonSpec = regexp.MustCompile(`\bspec = "([^"]*)"`)
-
 // triton rewrites the call of a kernel of our own by what it says it computes; tests of package
 // kernels/fused hold the text of each kernel to that, byte by byte.
 func (w *writer) triton(s *site) (out []*value) {
-	found := tritonSpec.FindSubmatch(s.config)
-	if found == nil {
+	found := fused.SpecsIn(string(s.config))
+	if len(found) != 1 {
 		w.refuse(diag.ReplayCall, "a call of %s that does not say what it computes", s.target)
 	}
-	spec, err := fused.ParseSpec(string(found[1]))
+	spec, err := fused.ParseSpec(found[0])
 	operands := len(spec.Expr.In)
 	if spec.Rounds > 0 {
 		operands += 1 + len(spec.Into) + len(spec.Saved)
 	}
 	if err != nil || spec.Format != dtype.MXFP8 || spec.Swizzled || len(s.values) != operands {
-		w.refuse(diag.ReplayCall, "replay has no rule for the kernel %s: %v", found[1], err)
+		w.refuse(diag.ReplayCall, "replay has no rule for the kernel %s: %v", found[0], err)
 	}
 	rows := int64(spec.Batch) * int64(spec.Rows)
 	dims := []int64{rows, int64(spec.Cols)}
@@ -56,7 +52,7 @@ func (w *writer) triton(s *site) (out []*value) {
 	out = k.stacked(out)
 	results := s.shape.results()
 	if len(out) != len(results) {
-		w.refuse(diag.ReplayCall, "%s has %d results", found[1], len(results))
+		w.refuse(diag.ReplayCall, "%s has %d results", found[0], len(results))
 	}
 	for i, v := range out {
 		out[i] = w.reshape(v, results[i].dims...)

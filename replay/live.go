@@ -10,6 +10,7 @@ import (
 
 	"github.com/deepwell/deepwell/diag"
 	"github.com/deepwell/deepwell/engine"
+	"github.com/deepwell/deepwell/internal/firstuse"
 	"github.com/deepwell/deepwell/internal/selftest"
 	"github.com/deepwell/deepwell/program"
 )
@@ -20,7 +21,9 @@ type liveOrder struct {
 	Time        *program.Module
 	Vocab       int64  // of the tokens of Time
 	Collectives string // the name of one, over all GPUs
+	Kernel      string // of our own, by its specification
 	Describe    bool
+	Seed        uint64  // of the numbers that Kernel reads
 	Fraction    float32 // of a GPU's memory
 }
 
@@ -29,6 +32,7 @@ type liveAnswer struct {
 	Calls   []string // custom calls of the program that ran
 	Seconds float64  // of a run
 	Right   int      // programs of collectives that were right
+	Apart   float64  // of a kernel from its plain form
 	Facts   map[string]string
 	Flags   map[string]string
 }
@@ -58,6 +62,17 @@ func (r *Runner) Time(ctx context.Context, m *program.Module, vocab int64) (floa
 		return 0, err
 	}
 	return a.Live.Seconds, nil
+}
+
+// Kernel runs a kernel of our own on a GPU of this host, on a small random matrix, and gives how
+// far it is from its plain form ([firstuse.Compare]).
+func (r *Runner) Kernel(ctx context.Context, spec string) (apart float64, err error) {
+	a, err := r.ask(ctx, &program.Module{Name: "kernel"}, &request{
+		Live: &liveOrder{Kernel: spec, Seed: r.o.Seed}})
+	if err != nil {
+		return 0, err
+	}
+	return a.Live.Apart, nil
 }
 
 // Collective runs one kind of collective over all GPUs of this host and over halves of them, on
@@ -97,6 +112,8 @@ func (c *child) live(ctx context.Context, q *request) (*answer, error) {
 		a.Results, err = c.compareLive(ctx, q, a.Live)
 	case l.Time != nil:
 		a.Live.Seconds, err = timed(ctx, c.gpus, l.Time, l.Vocab)
+	case l.Kernel != "":
+		a.Live.Apart, err = firstuse.Compare(ctx, c.gpus, l.Kernel, l.Seed)
 	case l.Collectives != "":
 		a.Live.Right, err = selftest.Collectives(ctx, c.gpus, len(c.gpus.Devices()), l.Collectives)
 	default:

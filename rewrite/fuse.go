@@ -6,6 +6,7 @@ import (
 	"github.com/deepwell/deepwell/dtype"
 	"github.com/deepwell/deepwell/internal/lists"
 	"github.com/deepwell/deepwell/ir"
+	"github.com/deepwell/deepwell/kernels"
 	"github.com/deepwell/deepwell/kernels/expr"
 )
 
@@ -21,10 +22,13 @@ const (
 // residual's gradient. Sources of one shape that are computed from common operands, such as the two
 // gradients of SwiGLU, become one kernel, which reads the operands once. A source that others read
 // as well is written by the kernel.
-func fuseSources(g *ir.Graph) error {
-	f := &fuser{by: readers(g), at: places(g), of: map[*ir.Op]*fusion{}, gone: map[*ir.Op]bool{}}
-	f.find(g)
-	return rows().Edit(g, f.edit)
+func fuseSources(s *kernels.Selector) func(g *ir.Graph) error {
+	return func(g *ir.Graph) error {
+		f := &fuser{by: readers(g), at: places(g), of: map[*ir.Op]*fusion{}, gone: map[*ir.Op]bool{},
+			set: s}
+		f.find(g)
+		return rows().Edit(g, f.edit)
+	}
 }
 
 // places numbers the operations of each graph.
@@ -49,6 +53,7 @@ type fuser struct {
 	at   map[*ir.Op]int
 	of   map[*ir.Op]*fusion // by the operation in whose place it is made
 	gone map[*ir.Op]bool    // operations that nothing reads afterwards
+	set  *kernels.Selector  // which kernels may be used
 }
 
 // A fusion is one kernel: the quantizations of some sources, and what computes them.
@@ -127,7 +132,8 @@ func (f *fuser) fusion(quantize ...*ir.Op) *fusion {
 	for _, v := range roots {
 		out.expr.Out = append(out.expr.Out, w.step(v))
 	}
-	if out.expr.Matrices() > maxMatrices || out.expr.Check() != nil {
+	if out.expr.Matrices() > maxMatrices || out.expr.Check() != nil ||
+		f.set.Refuses(keyOf(quantize[0], out.expr.String())) {
 		return nil
 	}
 	out.keep = slices.ContainsFunc(roots, func(v *ir.Value) bool { return !w.alone(v) })

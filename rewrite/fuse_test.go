@@ -99,7 +99,7 @@ func TestSourcesAreFused(t *testing.T) {
 	for _, c := range blocks() {
 		g := c.graph(t)
 		want := run(t, g)
-		for _, pass := range []func(*ir.Graph) error{quantizeOnce, writeNorms, fuseSources} {
+		for _, pass := range []func(*ir.Graph) error{quantizeOnce(nil), writeNorms, fuseSources(nil)} {
 			if err := pass(g); err != nil {
 				t.Fatalf("%s: %v", c.name, err)
 			}
@@ -143,7 +143,7 @@ const fusedBound = 5e-3
 // The source of a norm's gradient is the next layer's, too: it is kept. No norm is left.
 func TestKeptSources(t *testing.T) {
 	g := blocks()[0].graph(t)
-	for _, pass := range []func(*ir.Graph) error{quantizeOnce, writeNorms, fuseSources} {
+	for _, pass := range []func(*ir.Graph) error{quantizeOnce(nil), writeNorms, fuseSources(nil)} {
 		if err := pass(g); err != nil {
 			t.Fatal(err)
 		}

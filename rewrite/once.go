@@ -7,6 +7,7 @@ import (
 	"github.com/deepwell/deepwell/dtype"
 	"github.com/deepwell/deepwell/internal/lists"
 	"github.com/deepwell/deepwell/ir"
+	"github.com/deepwell/deepwell/kernels"
 )
 
 // attrAcross lists the dimensions that a [QuantizeOnce] sums over in the second orientation; the
@@ -16,39 +17,51 @@ const attrAcross = "across"
 // quantizeOnce joins the quantizations of one source, along its last dimensions and across, into
 // one operation, which a kernel of our own computes in one read. XLA:GPU reads a source for its
 // scales and again for its codes.
-func quantizeOnce(g *ir.Graph) error {
-	by := readers(g)
-	return rows().Edit(g, func(r *ir.Rewriter, op *ir.Op) (own []*ir.Value) {
-		if op.Kind != "quantize" || !once(op) {
-			return nil
-		}
-		var ops [2]*ir.Op // along, and across
-		ops[orientation(op)] = op
-		for _, q := range by[op.In[0]] {
-			if k := 1 - orientation(op); q.Kind == "quantize" && once(q) && orientation(q) == k &&
-				ops[k] == nil && fits(ops, q) {
-				ops[k] = q
+func quantizeOnce(s *kernels.Selector) func(g *ir.Graph) error {
+	return func(g *ir.Graph) error {
+		by := readers(g)
+		return rows().Edit(g, func(r *ir.Rewriter, op *ir.Op) []*ir.Value {
+			if op.Kind != "quantize" || !once(op) || s.Refuses(keyOf(op, "bf16 -> 0")) {
+				return nil
 			}
+			return joined(r, op, by)
+		})
+	}
+}
+
+// joined puts one operation in the place of a quantization and of the other one of its source.
+func joined(r *ir.Rewriter, op *ir.Op, by map[*ir.Value][]*ir.Op) (own []*ir.Value) {
+	var ops [2]*ir.Op // along, and across
+	ops[orientation(op)] = op
+	for _, q := range by[op.In[0]] {
+		if k := 1 - orientation(op); q.Kind == "quantize" && once(q) && orientation(q) == k &&
+			ops[k] == nil && fits(ops, q) {
+			ops[k] = q
 		}
-		a := op.Attrs.With("along", []string(nil)).With(attrAcross, []string(nil))
-		for k, q := range ops {
-			if q != nil {
-				a = a.With([]string{"along", attrAcross}[k], q.Attrs.List("along"))
-			}
+	}
+	a := op.Attrs.With("along", []string(nil)).With(attrAcross, []string(nil))
+	for k, q := range ops {
+		if q != nil {
+			a = a.With([]string{"along", attrAcross}[k], q.Attrs.List("along"))
 		}
-		out := r.ReplaceWith(op, QuantizeOnce, a, op.In[0])
-		for _, q := range ops {
-			switch {
-			case q == op:
-				own, out = out[:2], out[2:]
-			case q != nil:
-				r.Substitute(q.Out[0], out[0])
-				r.Substitute(q.Out[1], out[1])
-				out = out[2:]
-			}
+	}
+	out := r.ReplaceWith(op, QuantizeOnce, a, op.In[0])
+	for _, q := range ops {
+		switch {
+		case q == op:
+			own, out = out[:2], out[2:]
+		case q != nil:
+			r.Substitute(q.Out[0], out[0])
+			r.Substitute(q.Out[1], out[1])
+			out = out[2:]
 		}
-		return own
-	})
+	}
+	return own
+}
+
+// keyOf names the kernel of a quantization of what an expression computes ([fused.Spec.Key]).
+func keyOf(op *ir.Op, expression string) string {
+	return op.Attrs.Text("format") + ": " + expression
 }
 
 // once tells whether a quantization is one of those that the kernel has: MXFP8 of bfloat16, along

@@ -2,12 +2,14 @@ package fused
 
 import (
 	"fmt"
+	"regexp"
 	"slices"
 	"strconv"
 	"strings"
 
 	"github.com/deepwell/deepwell/dtype"
 	"github.com/deepwell/deepwell/kernels/expr"
+	tt "github.com/deepwell/deepwell/kernels/triton"
 )
 
 // A Spec says what a quantizing kernel computes. Its text is part of the call in the program, for
@@ -19,6 +21,31 @@ type Spec struct {
 	Matrix
 	Form
 	Expr expr.Expr
+}
+
+// Kernel prints the kernel.
+func (s Spec) Kernel() (*tt.Kernel, error) {
+	if s.Format == dtype.MXFP8 {
+		return MXFP8(s.Matrix, Of(&s.Expr), s.Form)
+	}
+	return nil, fmt.Errorf("no kernel is specified by %s", s)
+}
+
+// Key names what a kernel computes, whatever the shape and the form: what a GPU refuses of one
+// shape it refuses of all.
+func (s Spec) Key() string { return string(s.Format) + ": " + s.Expr.String() }
+
+// specText finds a specification in the configuration of a call, a dictionary of MLIR.
+var specText = regexp.MustCompile(`\bspec = "([^"]*)"`)
+
+// SpecsIn lists the specifications of the kernels that a program calls, each once, in order.
+func SpecsIn(text string) (list []string) {
+	for _, found := range specText.FindAllStringSubmatch(text, -1) {
+		if !slices.Contains(list, found[1]) {
+			list = append(list, found[1])
+		}
+	}
+	return list
 }
 
 // flags are the words of a form.

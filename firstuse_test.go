@@ -1,0 +1,112 @@
+package deepwell
+
+import (
+	"context"
+	"errors"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+
+	"github.com/deepwell/deepwell/capture"
+	"github.com/deepwell/deepwell/data"
+	"github.com/deepwell/deepwell/event"
+	"github.com/deepwell/deepwell/kernels/fused"
+	"github.com/deepwell/deepwell/machine"
+	"github.com/deepwell/deepwell/recipe"
+)
+
+// kept keeps events.
+type kept struct {
+	mu   sync.Mutex
+	list []event.Event
+}
+
+func (k *kept) Emit(e event.Event) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.list = append(k.list, e)
+}
+
+// A kernel that differs on a GPU, or does not run there, is in none of the run's programs, and the
+// event says so; the others stay.
+func TestKernelsThatDiffer(t *testing.T) {
+	t.Parallel()
+	text := `model = "qwen3-0.6b"
+init = "random"
+precision = "mxfp8"
+seq = 64
+batch = 2
+steps = 1
+out = "out"
+[data]
+sources = ["-"]
+`
+	rc, err := recipe.Parse([]byte(text), "run.toml", nil, func(string) string { return "" })
+	if err != nil {
+		t.Fatal(err)
+	}
+	m, err := capture.Open(rc.Model, capture.Options{})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = m.Close() }()
+	sink := &kept{}
+	r := &runner{env: &Env{Events: sink}, recipe: rc, model: m, stream: &data.Stream{},
+		devices: devices{gpus: []machine.GPU{{Model: "b200", Arch: "sm_100", MemoryBytes: 180 << 30}}}}
+	if err := r.writePrograms(); err != nil {
+		t.Fatal(err)
+	}
+	keys := func() (list []string) {
+		for _, text := range ownSpecs(r.program) {
+			s, err := fused.ParseSpec(text)
+			if err != nil {
+				t.Fatal(err)
+			}
+			list = append(list, s.Key())
+		}
+		return list
+	}
+	swiglu, norm := keyOf(t, "swiglu"), keyOf(t, "rms_norm")
+	if all := keys(); !slices.Contains(all, swiglu) || !slices.Contains(all, norm) {
+		t.Fatalf("the programs have %q", all)
+	}
+	closed := false
+	if err := r.compareKernels(t.Context(), func() (comparer, func()) {
+		return func(_ context.Context, spec string) (float64, error) {
+			switch s, _ := fused.ParseSpec(spec); s.Key() {
+			case swiglu:
+				return 0.3, nil
+			case norm:
+				return 0, errors.New("an illegal address")
+			}
+			return 1e-4, nil
+		}, func() { closed = true }
+	}); err != nil {
+		t.Fatal(err)
+	}
+	after := keys()
+	if slices.Contains(after, swiglu) || slices.Contains(after, norm) || len(after) == 0 || !closed {
+		t.Errorf("the programs have %q", after)
+	}
+	var lines []string
+	for _, e := range sink.list {
+		if d, ok := e.(event.KernelDiffers); ok {
+			lines = append(lines, d.Line())
+		}
+	}
+	all := strings.Join(lines, "\n")
+	if len(lines) != 2 || !strings.Contains(all, "differs on this GPU") ||
+		!strings.Contains(all, "an illegal address") {
+		t.Errorf("events: %s", all)
+	}
+}
+
+func keyOf(t *testing.T, name string) string {
+	t.Helper()
+	s, err := fused.Find(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return "mxfp8: " + s.Expr.String()
+}
