@@ -69,14 +69,20 @@ var arrangeRules = map[string]rule{
 	"aten.tril.default": sole(func(m *maker, n *node) *tensor { return m.triangular(n, true) }),
 	"aten.triu.default": sole(func(m *maker, n *node) *tensor { return m.triangular(n, false) }),
 	"aten.diff.default": sole(func(m *maker, n *node) *tensor {
-		if n.int("n", 1) != 1 || n.has("prepend") || n.has("append") {
-			panic(refusal("differences of a higher order, or with more at the ends"))
-		}
 		x := n.number("self")
 		i := x.at(n.int("dim", -1))
-		size := x.axes[i].size
-		next, first := m.sliced(x, i, 1, size, 1, "next"), m.sliced(x, i, 0, size-1, 1, "first")
-		return m.binary(next, first, m.b.Sub)
+		if n.has("prepend") {
+			x = m.joined([]*tensor{n.number("prepend"), x}, i)
+		}
+		if n.has("append") {
+			x = m.joined([]*tensor{x, n.number("append")}, i)
+		}
+		for k := range n.int("n", 1) {
+			size := x.axes[i].size
+			next := m.sliced(x, i, 1, size, 1, fmt.Sprint("next", k))
+			x = m.binary(next, m.sliced(x, i, 0, size-1, 1, fmt.Sprint("first", k)), m.b.Sub)
+		}
+		return x
 	}),
 	"aten.one_hot.default": sole(func(m *maker, n *node) *tensor {
 		x, classes := n.value("self"), n.int("num_classes", -1)

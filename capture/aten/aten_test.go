@@ -6,6 +6,7 @@ import (
 	"io"
 	"math"
 	"os"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -24,6 +25,43 @@ var fixtures = []struct{ name string }{
 	{"inplace"}, {"einsum"}, {"alibi"}, {"llama"}, {"qwen3"}, {"mistral"}, {"gemma2"}, {"phi3"},
 	{"gpt2"}, {"gptneox"}, {"olmo2"}, {"bert"}, {"vit"}, {"mixtral"}, {"qwen3_moe"},
 	{"deepseek_v3"}, {"gpt_oss"},
+}
+
+// numbered are names of dimensions that have their number in them.
+var numbered = regexp.MustCompile(`\bd(im)?\d+\b`)
+
+// Models of transformers as torch.export alone gives them have masks that the program computes. They
+// become the graphs of the same models with attention as one operator, which the other tests train
+// and compare with PyTorch.
+func TestPlainExports(t *testing.T) {
+	for _, name := range []string{"llama", "gpt2", "qwen3", "bert", "mistral"} {
+		t.Run(name, func(t *testing.T) {
+			var text [2][]string
+			for i, file := range []string{name, name + "_plain"} {
+				archive, err := pt2.Parse(file, unpack(t, file+".pt2.gz"))
+				if err != nil {
+					t.Fatal(err)
+				}
+				m, err := New(archive)
+				if err != nil {
+					t.Fatal(err)
+				}
+				for _, s := range []model.Shape{{Batch: 2, Seq: 6}, {Batch: 3, Seq: 31, Documents: 4}} {
+					s.Elem = m.elem
+					g, err := m.Graph(s)
+					if err != nil {
+						t.Fatal(err)
+					}
+					text[i] = append(text[i], strings.Split(numbered.ReplaceAllString(g.String(), "dim"), "\n")...)
+				}
+			}
+			for i, want := range text[0] {
+				if have := text[1][i]; have != want {
+					t.Fatalf("another graph:\n%s\nnot\n%s", have, want)
+				}
+			}
+		})
+	}
 }
 
 func TestModelsAgreeWithPyTorch(t *testing.T) {

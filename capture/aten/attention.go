@@ -18,6 +18,11 @@ var attentionRules = map[string]rule{
 		how := ir.Attention{Causal: n.bool("is_causal", false),
 			Scale: n.float("scale", 1/math.Sqrt(float64(q.axes[len(q.axes)-1].size)))}
 		if n.has("attn_mask") {
+			if l := n.line("attn_mask"); l != nil {
+				if how, ok := l.sees(how); ok {
+					return m.attention(q, n.value("key"), n.value("value"), how)
+				}
+			}
 			s := &scores{q: q, k: n.value("key"), how: how}
 			s = s.masked(m, n.tensor("attn_mask"))
 			if s == nil {

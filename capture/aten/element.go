@@ -388,35 +388,3 @@ func bounded(b *ir.Builder, x *ir.Value, beyond string, limit float64) (v, where
 	where = b.Compare(beyond, x, end)
 	return b.Select(where, end, x), where
 }
-
-// erfTop and erfBottom are the coefficients of a quotient of polynomials in x² that is erf(x)/x to
-// single precision for |x| below erfLimit, behind which erf is 1 (as in Eigen and XLA).
-var (
-	erfTop = []float64{0.00022905065861350646, 0.0034082910107109506, 0.050955695062380861,
-		0.18520832239976145, 1.128379143519084}
-	erfBottom = []float64{-1.1791602954361697e-7, 0.000023547966471313185, 0.0010179625278914885,
-		0.014070470171167667, 0.11098505178285362, 0.49746925110067538, 1.0}
-)
-
-const erfLimit = 3.832506856900711
-
-// erf is the error function to single precision.
-func erf(b *ir.Builder, z *ir.Value) *ir.Value {
-	z, _ = bounded(b, z, "ge", erfLimit)
-	z, low := bounded(b, z, "le", -erfLimit)
-	square := b.Mul(z, z)
-	poly := func(c []float64) *ir.Value {
-		y := b.Shift(b.Scale(square, c[0]), c[1])
-		for _, k := range c[2:] {
-			y = b.Shift(b.Mul(y, square), k)
-		}
-		return y
-	}
-	erf := b.Div(b.Mul(z, poly(erfTop)), poly(erfBottom))
-	return b.Select(low, b.Fill(ir.Type{Elem: z.Type.Elem}, -1), erf) // a large x shows any difference
-}
-
-// gelu is x·Φ(x), with Φ by the error function.
-func gelu(b *ir.Builder, x *ir.Value) *ir.Value {
-	return b.Mul(x, b.Scale(b.Shift(erf(b, b.Scale(x, math.Sqrt2/2)), 1), 0.5))
-}

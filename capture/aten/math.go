@@ -147,8 +147,12 @@ func log1p(b *ir.Builder, x *ir.Value) *ir.Value {
 	mask, small := nearZero(b, x, 0.3)
 	s := b.Div(small, b.Shift(small, 2))
 	square := b.Mul(s, s)
-	sum := b.Shift(b.Scale(square, 1.0/13), 1.0/11)
-	for _, odd := range []float64{9, 7, 5, 3, 1} {
+	last := 13.0 // s² is below 0.032
+	if x.Type.Elem == dtype.F64 {
+		last = 25
+	}
+	sum := b.Fill(x.Type, 1/last)
+	for odd := last - 2; odd > 0; odd -= 2 {
 		sum = b.Shift(b.Mul(sum, square), 1/odd)
 	}
 	far := b.Select(mask, b.Fill(x.Type, 0), x)

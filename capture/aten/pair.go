@@ -17,6 +17,12 @@ var pairRules = map[string]rule{
 	"aten.minimum.default": sole(func(m *maker, n *node) *tensor {
 		return m.larger(n.number("self"), n.number("other"), "lt")
 	}),
+	"aten.fmax.default": sole(func(m *maker, n *node) *tensor {
+		return m.present(n.number("self"), n.number("other"), "gt")
+	}),
+	"aten.fmin.default": sole(func(m *maker, n *node) *tensor {
+		return m.present(n.number("self"), n.number("other"), "lt")
+	}),
 	"aten.clamp.Tensor": sole(clampedBy), "aten.clamp_min.Tensor": sole(clampedBy),
 	"aten.clamp_max.Tensor":    sole(clampedBy),
 	"aten.logical_and.default": logical(and), "aten.logical_or.default": logical(or),
@@ -78,20 +84,39 @@ var pairRules = map[string]rule{
 func (n *node) type0() dtype.DType { return n.graph.Values[string(n.Outputs[0])].Type }
 
 // larger is the larger of two (gt), or the smaller (lt). Where they are equal each gets half of the
-// gradient, and NaN wins.
+// gradient. Where one is NaN the result is, and both get all of it, as in torch.
 func (m *maker) larger(x, y *tensor, how string) *tensor {
 	return m.binary(x, y, func(x, y *ir.Value) *ir.Value {
 		b := m.b
-		out := b.Select(b.Compare("ne", x, x), x, b.Select(b.Compare(how, x, y), x, y))
 		if x.Type.Elem.Kind() != dtype.Float {
-			return out
+			return b.Select(b.Compare(how, x, y), x, y)
 		}
-		half := b.Add(b.Scale(x, 0.5), b.Scale(y, 0.5))
-		return b.Select(b.Compare("eq", x, y), half, out)
+		out := b.Select(b.Compare(how, y, x), y, b.Add(x, y))
+		out = b.Select(b.Compare(how, x, y), x, out)
+		return b.Select(b.Compare("eq", x, y), middle(b, x, y), out)
 	})
 }
 
-// clamped bounds x by numbers. No gradient flows at a bound.
+// present is the larger of two (gt), or the smaller (lt), a number being either beside NaN. Where
+// they are equal each gets half of the gradient; of two NaN the second gets it.
+func (m *maker) present(x, y *tensor, how string) *tensor {
+	return m.binary(x, y, func(x, y *ir.Value) *ir.Value {
+		b := m.b
+		if x.Type.Elem.Kind() != dtype.Float {
+			return b.Select(b.Compare(how, x, y), x, y)
+		}
+		out := b.Select(b.Compare("ne", y, y), x, b.Select(b.Compare(how, x, y), x, y))
+		out = b.Select(b.Compare("ne", x, x), y, out)
+		return b.Select(b.Compare("eq", x, y), middle(b, x, y), out)
+	})
+}
+
+// middle is the mean of two, which share the gradient.
+func middle(b *ir.Builder, x, y *ir.Value) *ir.Value {
+	return b.Add(b.Scale(x, 0.5), b.Scale(y, 0.5))
+}
+
+// clamped bounds x by numbers. No gradient flows at a bound, nor to NaN.
 func (m *maker) clamped(x *tensor, low, high float64) *tensor {
 	v := x.v
 	if !math.IsInf(low, -1) {
@@ -100,20 +125,46 @@ func (m *maker) clamped(x *tensor, low, high float64) *tensor {
 	if !math.IsInf(high, 1) {
 		v, _ = bounded(m.b, v, "ge", within(x.v.Type.Elem, high))
 	}
+	if v.Type.Elem.Kind() == dtype.Float {
+		v = m.b.Select(m.b.Compare("ne", x.v, x.v), m.b.StopGradient(x.v), v)
+	}
 	return x.with(v)
 }
 
-// clampedBy bounds x by tensors, the upper bound last. Where they are equal they share the
-// gradient.
+// clampedBy bounds x by tensors, the upper bound last. At one bound, it and x share the gradient; x
+// gets all of it where both bounds are x, or where one of the three is NaN.
 func clampedBy(m *maker, n *node) *tensor {
 	x := n.number("self")
-	if n.has("min") {
-		x = m.larger(x, n.number("min"), "gt")
+	switch {
+	case !n.has("max"):
+		return m.larger(x, n.number("min"), "gt")
+	case !n.has("min"):
+		return m.larger(x, n.number("max"), "lt")
 	}
-	if n.has("max") {
-		x = m.larger(x, n.number("max"), "lt")
+	low, high := n.number("min"), n.number("max")
+	b := m.b
+	is := func(x *tensor, how string, y *tensor) *tensor {
+		return m.binary(x, y, func(x, y *ir.Value) *ir.Value {
+			return b.Compare(how, b.StopGradient(x), b.StopGradient(y))
+		})
 	}
-	return x
+	half := func(x, y *ir.Value) *ir.Value { return middle(b, x, y) }
+	if x.v.Type.Elem.Kind() != dtype.Float {
+		half = func(x, _ *ir.Value) *ir.Value { return x }
+	}
+	out := m.choose(is(x, "eq", high), m.binary(x, high, half), x)
+	out = m.choose(is(x, "eq", low), m.binary(x, low, half), out)
+	out = m.choose(m.choose(is(x, "eq", low), is(low, "eq", high), is(x, "ne", x)), x, out)
+	out = m.choose(is(x, "lt", low), low, m.choose(is(x, "gt", high), high, out))
+	out = m.choose(is(low, "gt", high), high, out)
+	if x.v.Type.Elem.Kind() != dtype.Float {
+		return out
+	}
+	bad := func(x, y *ir.Value) *ir.Value { return b.Add(x, b.StopGradient(y)) }
+	for _, t := range []*tensor{low, high, x} {
+		out = m.choose(is(t, "ne", t), m.binary(x, t, bad), out)
+	}
+	return out
 }
 
 // A connective joins masks: as truth values, and as whole numbers that are 0 or 1.

@@ -42,6 +42,8 @@ type maker struct {
 	node       *node                 // that is written
 	wanted     map[pt2.Ref]bool      // of the outermost graph; nil for all
 	fills      map[*ir.Value]float64 // tensors of one number
+	lines      map[*pt2.Graph]map[pt2.Ref]*line
+	unsure     bool // lines are not followed
 	router     router
 	loads      []expertLoad
 	// Mixed are values in which tokens of several documents meet, and what made them.
@@ -534,7 +536,19 @@ func (m *maker) apply(n *node) {
 	if f == nil {
 		panic(refusal(""))
 	}
-	out := f(m, n)
+	line := m.follow(n, change)
+	if line != nil && target == "aten.diff.default" {
+		// Positions go on by one in the program, whatever documents the rows of a batch are packed of,
+		// which attention keeps apart.
+		env[n.Outputs[0]] = m.bound(n, 0, followed(line))
+		return
+	}
+	var out []*tensor
+	if line == nil {
+		out = f(m, n)
+	} else {
+		m.guard(func() { out = f(m, n) }, func(string) { out = []*tensor{followed(line)} })
+	}
 	if change {
 		self, _ := selfOf(n.Node)
 		m.assign(n, env[self], out[0])
@@ -578,7 +592,11 @@ func (m *maker) value(g *pt2.Graph, ref pt2.Ref) *tensor {
 	if v == nil {
 		panic(refusal("no value " + string(ref)))
 	}
-	return m.current(v)
+	t := m.current(v)
+	if t.line {
+		panic(refusal("differences of positions, other than in a mask of attention"))
+	}
+	return t
 }
 
 // inline writes the graph that a region calls. Gradients do not flow out of one without them.

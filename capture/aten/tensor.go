@@ -23,6 +23,7 @@ type tensor struct {
 	token  bool        // numbers of tokens
 	param  bool        // a parameter as it is
 	buffer bool        // a parameter without a gradient
+	line   bool        // known as a line alone
 	norm   *norm       // what it is to a norm that is written out
 	scores *scores     // what it is to attention that is written out
 	// Twin gives the numbers of a buffer, which are in a checkpoint and so an input of the graph.
