@@ -213,9 +213,9 @@ func takeAlong(m *maker, n *node) *tensor {
 	}
 	i := x.at(n.int("dim", 0))
 	sizes := commonSizes(x, where)
-	wide, few := slices.Clone(sizes), slices.Clone(sizes)
-	wide[i], few[i] = x.axes[i].size, where.axes[i].size
-	x, where = m.expanded(x, wide), m.expanded(where, few)
+	wide, short := slices.Clone(sizes), slices.Clone(sizes)
+	wide[i], short[i] = x.axes[i].size, where.axes[i].size
+	x, where = m.expanded(x, wide), m.expanded(where, short)
 	last := len(sizes) - 1
 	order := swapped(len(sizes), i, last)
 	return m.permuted(m.gathered(m.permuted(x, order), m.permuted(where, order)), order)
