@@ -39,6 +39,22 @@ func optimized(t *testing.T, c *engine.Compiler, s *program.Module, cluster stri
 	return r, string(text)
 }
 
+// counted are the comments that number every fifth operand.
+var counted = regexp.MustCompile(`/\*index=\d+\*/`)
+
+// Results of which instructions with more than five operands read a part are counted.
+func TestMovedBytes(t *testing.T) {
+	text := `
+ENTRY %main (p: f32[4]) -> f32[4] {
+  %p = f32[4]{0} parameter(0)
+  %f = (f32[4]{0}, f32[2]{0}) fusion(%p, %p, %p, %p, %p, /*index=5*/%p), kind=kLoop
+  ROOT %g = f32[4]{0} fusion(%p, %p, %p, %p, %p, /*index=5*/%f#1), kind=kLoop
+}`
+	if bytes, n := moved(text); n != 2 || bytes != 6*16+24+5*16+8+16 {
+		t.Errorf("%v bytes in %d kernels", bytes, n)
+	}
+}
+
 // moved adds up what the kernels of a program's main function read and write, but for calls of
 // cuDNN and what comes after them.
 func moved(text string) (bytes float64, kernels int) {
@@ -53,7 +69,7 @@ func moved(text string) (bytes float64, kernels int) {
 		name, kind := m[1], m[3]
 		size[name] = shapeBytes(m[2])
 		total := sum(size[name])
-		for arg := range strings.SplitSeq(m[4], ", ") {
+		for arg := range strings.SplitSeq(counted.ReplaceAllString(m[4], ""), ", ") {
 			from, at, part := strings.Cut(strings.TrimPrefix(arg, "%"), "#")
 			late[name] = late[name] || late[from]
 			if i, err := strconv.Atoi(at); part && err == nil {

@@ -82,10 +82,10 @@ type quantizing struct {
 	noisy bool
 }
 
-// gpu is a GPU whose program the CPU engine runs: Blackwell's has a kernel of our own for MXFP8 of
-// bf16, which the software GPU runs (TestQuantizeOnTheSoftwareGPU) and package kernels/triton/run.
+// gpu is a GPU whose program the CPU engine runs: Blackwell's has kernels of our own for bf16, which
+// the software GPU runs (TestQuantizeOnTheSoftwareGPU) and package kernels/triton/run.
 func (q quantizing) gpu() string {
-	if q.how.Format == ir.MXFP8 && q.elem == dtype.BF16 {
+	if q.elem == dtype.BF16 {
 		return "sm_90"
 	}
 	return "sm_100"

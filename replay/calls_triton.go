@@ -19,35 +19,31 @@ func (w *writer) triton(s *site) (out []*value) {
 		w.refuse(diag.ReplayCall, "a call of %s that does not say what it computes", s.target)
 	}
 	spec, err := fused.ParseSpec(found[0])
-	operands := len(spec.Expr.In)
+	operands := spec.Operands()
 	if spec.Rounds > 0 {
 		operands += 1 + len(spec.Into) + len(spec.Saved)
 	}
-	if err != nil || spec.Format != dtype.MXFP8 || spec.Swizzled || len(s.values) != operands {
+	if err != nil || spec.Format != dtype.MXFP8 && spec.Format != dtype.NVFP4 || spec.Swizzled ||
+		len(s.values) != operands {
 		w.refuse(diag.ReplayCall, "replay has no rule for the kernel %s: %v", found[0], err)
 	}
 	rows := int64(spec.Batch) * int64(spec.Rows)
 	dims := []int64{rows, int64(spec.Cols)}
-	k := &ownKernel{w, s, spec.Stacks, len(spec.Expr.In)}
+	k := &ownKernel{w, s, spec.Stacks, spec.Operands()}
 	in := make([]*value, len(spec.Expr.In))
 	for i, o := range spec.Expr.In {
 		in[i] = k.spread(i, o.Over, dims)
 	}
-	for _, y := range expr.Do(&spec.Expr, in, func(step expr.Step, args []*value) *value {
+	parts := expr.Do(&spec.Expr, in, func(step expr.Step, args []*value) *value {
 		return w.step(step, args, dims)
-	}) {
-		y = w.convert(y, typeBF16)
-		if spec.Keep {
-			out = append(out, y)
-		}
-		if spec.Along {
-			out = append(out, w.mxfp8(y)...)
-		}
-		if spec.Across {
-			batch, r, c := int64(spec.Batch), int64(spec.Rows), int64(spec.Cols)
-			t := w.transpose(w.reshape(y, batch, r, c), 0, 2, 1)
-			out = append(out, w.mxfp8(w.reshape(t, batch*c, r))...)
-		}
+	})
+	for i, y := range parts {
+		parts[i] = w.convert(y, typeBF16)
+	}
+	if spec.Format == dtype.NVFP4 {
+		out = newFour(k, spec).results(parts)
+	} else {
+		out = w.eights(spec, parts)
 	}
 	out = k.stacked(out)
 	results := s.shape.results()
@@ -60,13 +56,31 @@ func (w *writer) triton(s *site) (out []*value) {
 	return out
 }
 
-// An ownKernel is the call of a kernel of our own: operands of its expression, then, if it has
-// stacks, the round and the stacks that it writes to.
+// eights are what a kernel of MXFP8 makes of the parts of its source.
+func (w *writer) eights(spec fused.Spec, parts []*value) (out []*value) {
+	for _, y := range parts {
+		if spec.Keep {
+			out = append(out, y)
+		}
+		if spec.Along {
+			out = append(out, w.mxfp8(y)...)
+		}
+		if spec.Across {
+			batch, r, c := int64(spec.Batch), int64(spec.Rows), int64(spec.Cols)
+			t := w.transpose(w.reshape(y, batch, r, c), 0, 2, 1)
+			out = append(out, w.mxfp8(w.reshape(t, batch*c, r))...)
+		}
+	}
+	return out
+}
+
+// An ownKernel is the call of a kernel of our own: operands of its expression and of its format,
+// and, if it has stacks, the round and the stacks that it writes to.
 type ownKernel struct {
 	*writer
 	*site
 	fused.Stacks
-	operands int // of the expression
+	operands int // before the round
 }
 
 // round is the number of the loop's round, an index.

@@ -44,6 +44,12 @@ func Conventions() []Convention {
 		{"triton", "A call of Triton IR runs its text; MXFP8 codes are rounded to the nearest, ties to " +
 			"even, and a NaN is 0x7f. The text is run by an interpreter, and its PTX by the software GPU; " +
 			"how a GPU runs the machine code is not known.", []string{"__gpu$xla.gpu.triton"}},
+		{"stochastic-rounding", "cvt.rs to four E2M1 numbers adds 8 of 32 random bits to the first " +
+			"8 that it drops, below 1 too, and truncates: the first element takes bits 0 to 7, the " +
+			"second 16 to 23, the third 8 to 15, the fourth 24 to 31.", []string{"__gpu$xla.gpu.triton"}},
+		{"transform-sums", "The Hadamard transform of 16 bfloat16 numbers, a product of tensor " +
+			"cores, is summed in float32; the order of the sums is not known, and changes the last bit " +
+			"of few elements.", []string{"__gpu$xla.gpu.triton"}},
 		{"allocate-buffer", "AllocateBuffer returns memory of any contents.",
 			[]string{"AllocateBuffer"}},
 	}

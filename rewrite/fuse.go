@@ -75,7 +75,7 @@ func (f *fuser) find(g *ir.Graph) {
 		if op.Body != nil {
 			f.find(op.Body)
 		}
-		if op.Kind != QuantizeOnce || taken[op] || !computable(op.In[0]) {
+		if op.Kind != QuantizeOnce || taken[op] || !computable(op.In[0]) || beside(op, 1) > 0 {
 			continue
 		}
 		best := f.fusion(op)
@@ -111,7 +111,8 @@ func (f *fuser) find(g *ir.Graph) {
 
 // alike tells whether two quantizations have one shape and one manner.
 func alike(a, b *ir.Op) bool {
-	return a.In[0].Type.Equal(b.In[0].Type) && slices.Equal(along(a), along(b)) &&
+	return a.Attrs.Text("format") == b.Attrs.Text("format") && a.In[0].Type.Equal(b.In[0].Type) &&
+		slices.Equal(along(a), along(b)) &&
 		slices.Equal(a.Attrs.List(attrAcross), b.Attrs.List(attrAcross))
 }
 
@@ -201,29 +202,35 @@ func ExprOf(op *ir.Op) (*expr.Expr, error) {
 	return expr.Parse(text)
 }
 
-// writtenOut is what a [QuantizeOnce] means to the interpreter: its steps in float32, rounded once,
-// and a quantize for each orientation.
+// writtenOut is what a [QuantizeOnce] means to the interpreter: its sources, and a quantize for
+// each orientation.
 func writtenOut(b *ir.Builder, op *ir.Op) (out []*ir.Value) {
-	e, err := ExprOf(op)
-	source, typeErr := sourceOf(op)
-	if err != nil || typeErr != nil {
-		return slices.Repeat([]*ir.Value{nil}, len(op.Out))
-	}
-	in := lists.Map(op.In, func(v *ir.Value) *ir.Value { return b.Convert(v, dtype.F32) })
-	for _, y := range expr.Do(e, in, func(s expr.Step, args []*ir.Value) *ir.Value {
-		return writtenStep(b, s, args, source)
-	}) {
-		y = b.Convert(y, source.Elem)
+	list := writtenSources(b, op)
+	for part, y := range list {
 		if op.Attrs.Bool(attrKeep) {
 			out = append(out, y)
 		}
-		for _, name := range []string{"along", attrAcross} {
+		for way, name := range []string{"along", attrAcross} {
 			if dims := op.Attrs.List(name); len(dims) > 0 {
-				codes, scales := b.Quantize(y, ir.Quantize{Format: ir.Format(op.Attrs.Text("format")),
-					Along: dims})
+				codes, scales := b.Quantize(y, quantized(op, part, len(list), way, dims))
 				out = append(out, codes, scales)
 			}
 		}
+	}
+	return out
+}
+
+// writtenSources computes sources in steps of float32, and rounds them once.
+func writtenSources(b *ir.Builder, op *ir.Op) (out []*ir.Value) {
+	e, source, err := sources(op)
+	if err != nil {
+		return nil
+	}
+	in := lists.Map(op.In[:len(e.In)], func(v *ir.Value) *ir.Value { return b.Convert(v, dtype.F32) })
+	for _, y := range expr.Do(e, in, func(s expr.Step, args []*ir.Value) *ir.Value {
+		return writtenStep(b, s, args, source)
+	}) {
+		out = append(out, b.Convert(y, source.Elem))
 	}
 	return out
 }

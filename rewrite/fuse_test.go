@@ -42,8 +42,8 @@ func blocks() []block {
 	}
 }
 
-// graph is the block twice with its gradient, quantized to MXFP8.
-func (c block) graph(t *testing.T) *ir.Graph {
+// graph is the block twice with its gradient, quantized to a format.
+func (c block) graph(t *testing.T, f ir.Format) *ir.Graph {
 	t.Helper()
 	b := ir.NewBuilder(c.name)
 	d := irtest.D
@@ -73,7 +73,7 @@ func (c block) graph(t *testing.T) *ir.Graph {
 	for _, op := range g.Ops {
 		if op.Kind == "linear" {
 			for _, product := range []string{"fprop", "dgrad", "wgrad"} {
-				op.Attrs = op.Attrs.With(product, string(ir.MXFP8))
+				op.Attrs = op.Attrs.With(product, string(f))
 			}
 		}
 	}
@@ -97,7 +97,7 @@ func TestSourcesAreFused(t *testing.T) {
 	var text strings.Builder
 	found := map[string]bool{}
 	for _, c := range blocks() {
-		g := c.graph(t)
+		g := c.graph(t, ir.MXFP8)
 		want := run(t, g)
 		for _, pass := range []func(*ir.Graph) error{quantizeOnce(nil), writeNorms, fuseSources(nil)} {
 			if err := pass(g); err != nil {
@@ -142,7 +142,7 @@ const fusedBound = 5e-3
 
 // The source of a norm's gradient is the next layer's, too: it is kept. No norm is left.
 func TestKeptSources(t *testing.T) {
-	g := blocks()[0].graph(t)
+	g := blocks()[0].graph(t, ir.MXFP8)
 	for _, pass := range []func(*ir.Graph) error{quantizeOnce(nil), writeNorms, fuseSources(nil)} {
 		if err := pass(g); err != nil {
 			t.Fatal(err)

@@ -8,6 +8,7 @@ import (
 	"github.com/deepwell/deepwell/internal/lists"
 	"github.com/deepwell/deepwell/ir"
 	"github.com/deepwell/deepwell/kernels"
+	"github.com/deepwell/deepwell/kernels/expr"
 )
 
 // attrAcross lists the dimensions that a [QuantizeOnce] sums over in the second orientation; the
@@ -16,36 +17,57 @@ const attrAcross = "across"
 
 // quantizeOnce joins the quantizations of one source, along its last dimensions and across, into
 // one operation, which a kernel of our own computes in one read. XLA:GPU reads a source for its
-// scales and again for its codes.
+// scales and again for its codes. The largest magnitudes that scales of NVFP4 come from are found
+// before, also in one read.
 func quantizeOnce(s *kernels.Selector) func(g *ir.Graph) error {
 	return func(g *ir.Graph) error {
-		by := readers(g)
-		return rows().Edit(g, func(r *ir.Rewriter, op *ir.Op) []*ir.Value {
-			if op.Kind != "quantize" || !once(op) || s.Refuses(keyOf(op, "bf16 -> 0")) {
-				return nil
+		j := &joiner{set: s, by: readers(g), done: map[*ir.Value]bool{}}
+		return rows().Edit(g, func(r *ir.Rewriter, op *ir.Op) (own []*ir.Value) {
+			switch {
+			case op.Kind == "amax":
+				own = j.amax(r, op)
+			case j.once(op):
+				own = j.quantize(r, op)
 			}
-			return joined(r, op, by)
+			for _, v := range op.Out {
+				j.done[v] = true
+			}
+			return own
 		})
 	}
 }
 
-// joined puts one operation in the place of a quantization and of the other one of its source.
-func joined(r *ir.Rewriter, op *ir.Op, by map[*ir.Value][]*ir.Op) (own []*ir.Value) {
+// once tells whether a kernel of our own quantizes.
+func (j *joiner) once(op *ir.Op) bool {
+	return op.Kind == "quantize" && once(op) && !j.set.Refuses(keyOf(op, "bf16 -> 0"))
+}
+
+// keyOf names the kernel of a quantization of what an expression computes ([fused.Spec.Key]).
+func keyOf(op *ir.Op, expression string) string {
+	return op.Attrs.Text("format") + ": " + expression
+}
+
+// quantize puts a quantization and, if there is one, the same source's in the other orientation
+// into one kernel.
+func (j *joiner) quantize(r *ir.Rewriter, op *ir.Op) (own []*ir.Value) {
 	var ops [2]*ir.Op // along, and across
 	ops[orientation(op)] = op
-	for _, q := range by[op.In[0]] {
-		if k := 1 - orientation(op); q.Kind == "quantize" && once(q) && orientation(q) == k &&
-			ops[k] == nil && fits(ops, q) {
+	for _, q := range j.by[op.In[0]] {
+		if k := 1 - orientation(op); j.once(q) && orientation(q) == k &&
+			ops[k] == nil && fits(ops, q) && j.joins(r, op, q) {
 			ops[k] = q
 		}
 	}
-	a := op.Attrs.With("along", []string(nil)).With(attrAcross, []string(nil))
+	a, in := op.Attrs.With("along", nil), []*ir.Value(nil)
 	for k, q := range ops {
 		if q != nil {
 			a = a.With([]string{"along", attrAcross}[k], q.Attrs.List("along"))
 		}
 	}
-	out := r.ReplaceWith(op, QuantizeOnce, a, op.In[0])
+	if ir.Format(a.Text("format")).TensorScale() {
+		a, in = scales(r, a, ops)
+	}
+	out := r.ReplaceWith(op, QuantizeOnce, a, append([]*ir.Value{op.In[0]}, in...)...)
 	for _, q := range ops {
 		switch {
 		case q == op:
@@ -59,17 +81,20 @@ func joined(r *ir.Rewriter, op *ir.Op, by map[*ir.Value][]*ir.Op) (own []*ir.Val
 	return own
 }
 
-// keyOf names the kernel of a quantization of what an expression computes ([fused.Spec.Key]).
-func keyOf(op *ir.Op, expression string) string {
-	return op.Attrs.Text("format") + ": " + expression
-}
-
-// once tells whether a quantization is one of those that the kernel has: MXFP8 of bfloat16, along
-// dimensions that follow each other.
+// once tells whether a quantization is one of those that the kernels have: of bfloat16, along
+// dimensions that follow each other, to MXFP8 or as [onceFour] says.
 func once(op *ir.Op) bool {
 	x, dims := op.In[0].Type, op.Attrs.List("along")
-	return ir.Format(op.Attrs.Text("format")) == ir.MXFP8 && x.Elem == dtype.BF16 && len(op.In) == 1 &&
-		!op.Attrs.Bool("tile") && !op.Attrs.Bool("hadamard") && following(x, dims) >= 0
+	if x.Elem != dtype.BF16 || following(x, dims) < 0 {
+		return false
+	}
+	switch ir.Format(op.Attrs.Text("format")) {
+	case ir.MXFP8:
+		return len(op.In) == 1 && !op.Attrs.Bool("tile") && !op.Attrs.Bool("hadamard")
+	case ir.NVFP4:
+		return onceFour(op)
+	}
+	return false
 }
 
 // following gives the place of the first of some dimensions, which follow each other in a type, or
@@ -102,15 +127,15 @@ func fits(ops [2]*ir.Op, q *ir.Op) bool {
 	return following(x, across)+len(across) <= following(x, along)
 }
 
-// Matrices are what a [QuantizeOnce] reads, [rows, cols] one after the other, and in which
-// orientations it quantizes them.
+// Matrices are what a [QuantizeOnce] or an [AmaxOnce] reads, [rows, cols] one after the other, and
+// in which orientations it quantizes them.
 type Matrices struct {
 	Batch, Rows, Cols int64
 	Along, Across     bool
 	Keep              bool // the matrices themselves are returned, too
 }
 
-// MatricesOf reads the attributes of a [QuantizeOnce].
+// MatricesOf reads the attributes of a [QuantizeOnce] or an [AmaxOnce].
 func MatricesOf(op *ir.Op) (Matrices, error) {
 	x, err := sourceOf(op)
 	along, across := op.Attrs.List("along"), op.Attrs.List(attrAcross)
@@ -118,6 +143,9 @@ func MatricesOf(op *ir.Op) (Matrices, error) {
 	if len(across) > 0 {
 		first = following(x, across)
 		last = first + len(across)
+	} else if x.StackDepth() > 1 && (op.Kind == AmaxOnce ||
+		ir.Format(op.Attrs.Text("format")).TensorScale()) { // each layer has a largest magnitude
+		first = 1
 	}
 	size := func(dims []ir.Dim) int64 {
 		return lists.Product(dims, func(d ir.Dim) int64 { return d.Size })
@@ -137,24 +165,30 @@ func sourceOf(op *ir.Op) (ir.Type, error) {
 	return op.In[0].Type, nil
 }
 
-// inferQuantizeOnce gives for each source its own type, if it is kept, and the types of one
-// quantize after the other.
-func inferQuantizeOnce(g *ir.Graph, op *ir.Op) (types []ir.Type, err error) {
+// sources gives what a [QuantizeOnce] or an [AmaxOnce] computes, and the type of each source.
+func sources(op *ir.Op) (*expr.Expr, ir.Type, error) {
 	e, err := ExprOf(op)
 	if err != nil {
-		return nil, err
+		return nil, ir.Type{}, err
 	}
-	if len(op.In) != len(e.In) {
-		return nil, fmt.Errorf("takes %d arguments, got %d", len(e.In), len(op.In))
-	}
-	source, err := sourceOf(op)
-	if err != nil {
-		return nil, err
+	if n := len(e.In) + beside(op, len(e.Out)); len(op.In) != n {
+		return nil, ir.Type{}, fmt.Errorf("takes %d arguments, got %d", n, len(op.In))
 	}
 	for i, o := range e.In {
 		if v := op.In[i].Type; v.Elem != o.Elem {
-			return nil, fmt.Errorf("argument %d is %s, not %s", i, v, o.Elem)
+			return nil, ir.Type{}, fmt.Errorf("argument %d is %s, not %s", i, v, o.Elem)
 		}
+	}
+	source, err := sourceOf(op)
+	return e, source, err
+}
+
+// inferQuantizeOnce gives for each source its own type, if it is kept, and the types of one
+// quantize after the other.
+func inferQuantizeOnce(g *ir.Graph, op *ir.Op) (types []ir.Type, err error) {
+	e, source, err := sources(op)
+	if err != nil {
+		return nil, err
 	}
 	if op.Attrs.Bool(attrKeep) {
 		types = append(types, source)
@@ -166,7 +200,11 @@ func inferQuantizeOnce(g *ir.Graph, op *ir.Op) (types []ir.Type, err error) {
 		}
 		one := *op
 		one.Attrs = op.Attrs.With("along", dims)
-		list, err := inferAs("quantize", g, &one, &ir.Value{Type: source})
+		in := []*ir.Value{{Type: source}}
+		if beside(op, 1) > 0 {
+			in = append(in, op.In[len(e.In)])
+		}
+		list, err := inferAs("quantize", g, &one, in...)
 		if err != nil {
 			return nil, err
 		}

@@ -191,7 +191,8 @@ func TestSoftmaxIsSavedInOneGraph(t *testing.T) {
 	}
 }
 
-// Quantizations of one source share a barrier on GPUs; on the CPU a product reads blocks as stored.
+// Quantizations of one source are one operation where kernels of our own are, and share a barrier on
+// other GPUs; on the CPU a product reads blocks as stored.
 func TestQuantizationsOfOneSource(t *testing.T) {
 	b := ir.NewBuilder("blocks")
 	x := b.Input("x", ir.Data, ir.Type{Elem: dtype.BF16,
@@ -205,7 +206,16 @@ func TestQuantizationsOfOneSource(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	gpu, err := Apply(g, kernels.For("sm_100"), nil)
+	own, err := Apply(g, kernels.For("sm_100"), nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for kind, want := range map[string]int{AmaxOnce: 2, QuantizeOnce: 2, QuantizeWith: 0, "amax": 0} {
+		if n := count(own, func(op *ir.Op) bool { return op.Kind == kind }); n != want {
+			t.Errorf("%d of %s, want %d:\n%s", n, kind, want, own)
+		}
+	}
+	gpu, err := Apply(g, kernels.For("sm_90"), nil)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -31,6 +31,9 @@ const (
 	QuantizeWith = "quantize_with"
 	// QuantizeOnce is two quantizations of one source, or one, that are read once.
 	QuantizeOnce = "quantize_once"
+	// AmaxOnce is the largest magnitudes of a source, as it is and transformed, or one of them, in one
+	// read.
+	AmaxOnce = "amax_once"
 )
 
 // Attributes of rewritten operations.
@@ -58,6 +61,7 @@ var rows = sync.OnceValue(func() ir.Table {
 		AmaxOfBlocks:       {Kind: ir.Kind{Results: 1, Infer: inferAmaxOfBlocks}},
 		QuantizeWith:       {Kind: ir.Kind{Results: 2, Infer: inferQuantizeWith}},
 		QuantizeOnce:       {Kind: ir.Kind{Results: -1, Infer: inferQuantizeOnce}, Lower: writtenOut},
+		AmaxOnce:           {Kind: ir.Kind{Results: -1, Infer: inferAmaxOnce}, Lower: writtenAmax},
 	}
 	for _, kind := range []string{"dot", "linear", "linear_dx", "linear_dw"} {
 		own[kind] = adapted(ir.Operations()[kind])
@@ -79,6 +83,8 @@ func SourceKind(kind string) string {
 		return "attention_grad"
 	case QuantizeBlocks, QuantizeWith, QuantizeOnce:
 		return "quantize"
+	case AmaxOnce:
+		return "amax"
 	}
 	return kind
 }

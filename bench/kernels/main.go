@@ -129,7 +129,7 @@ func kernels() (list []kernel) {
 			}})
 		list = append(list, kernel{s.Name + " amax", rows * cols * s.Parts,
 			func(string) (*triton.Kernel, error) {
-				return fused.Amax(fused.Matrix{Rows: rows, Cols: cols}, s, true, true)
+				return fused.Amax(fused.Matrix{Rows: rows, Cols: cols}, s, both)
 			}})
 	}
 	list = append(list, inLoops()...)

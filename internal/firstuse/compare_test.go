@@ -2,6 +2,8 @@ package firstuse
 
 import (
 	"math"
+	"math/rand/v2"
+	"slices"
 	"strings"
 	"testing"
 
@@ -10,6 +12,7 @@ import (
 	"github.com/deepwell/deepwell/internal/softgpu"
 	"github.com/deepwell/deepwell/kernels/expr"
 	"github.com/deepwell/deepwell/kernels/fused"
+	interpret "github.com/deepwell/deepwell/kernels/triton/run"
 )
 
 // On the software GPU, kernels as programs have them are their plain forms; with an error in the
@@ -29,6 +32,12 @@ func TestCompare(t *testing.T) {
 		"mxfp8 1x8192x14336 along across rounds=32 into=0,2 saved=0,1: " +
 			"bf16, bf16; sigmoid 0; mul 0 2; mul 3 1 -> 4",
 		"mxfp8 1x8192x4000 along keep rounds=32 from=0: bf16, f32 rows, f32 cols; mul 0 1; mul 3 2 -> 4",
+		"nvfp4 1x8192x4096 along: bf16 -> 0",
+		"nvfp4 32x4096x14336 along across tile layers=32: bf16 -> 0",
+		"nvfp4 1x8192x4096 along chance=0 tensors=6,7: bf16 -> 0",
+		"nvfp4 1x8192x4096 along added chance=0 tensors=6,7: bf16 -> 0",
+		"nvfp4 1x8192x14336 along amax keep rounds=32 into=0 saved=1: " +
+			"bf16, bf16; sigmoid 0; mul 0 2; mul 3 1 -> 4",
 	} {
 		apart, err := Compare(t.Context(), e, text, 1)
 		if err != nil || apart > Limit {
@@ -41,6 +50,8 @@ func TestCompare(t *testing.T) {
 			"arith.subf"},
 		{"another round's slot", "mxfp8 1x64x128 along rounds=3 into=0: bf16 -> 0",
 			"arith.constant 8192 : i64", "arith.constant 4096 : i64"},
+		{"another tensor's bits", "nvfp4 1x64x128 along chance=0 tensors=6,7: bf16 -> 0",
+			"arith.constant 64 : i32", "arith.constant 65 : i32"},
 		{"a scale that is one too high", "mxfp8 1x64x128 along: bf16 -> 0", "dense<31>", "dense<127>"},
 	} {
 		s, err := fused.ParseSpec(fault.spec)
@@ -61,6 +72,44 @@ func TestCompare(t *testing.T) {
 			t.Errorf("%s is not found: %.3g", fault.name, apart)
 		}
 		t.Logf("%s: %.3g, %v", fault.name, apart, err)
+	}
+}
+
+// The plain forms of kernels with tensor cores are what the interpreter makes of their text.
+func TestPlainForms(t *testing.T) {
+	for _, text := range []string{
+		"nvfp4 1x128x160 along across amax: bf16 -> 0",
+		"nvfp4 2x96x256 across amax: bf16 -> 0",
+		"nvfp4 1x128x160 along across: bf16 -> 0",
+		"nvfp4 2x96x256 along across layers=2: bf16 -> 0",
+		"nvfp4 2x96x256 along across chance=0,1 tensors=6,7: bf16 -> 0",
+		"nvfp4 1x96x256 across added chance=1 tensors=6,7: bf16 -> 0",
+		"nvfp4 1x96x160 along across keep chance=0,1 tensors=6,7,8,9: " +
+			"bf16, bf16, bf16; mul 0 1; mul 0 2 -> 3 4",
+	} {
+		s, err := fused.ParseSpec(text)
+		if err != nil {
+			t.Fatal(err)
+		}
+		k, err := s.Kernel()
+		if err != nil {
+			t.Fatal(err)
+		}
+		d := draw(s, k, rand.New(rand.NewPCG(1, 2)))
+		all := slices.Clone(d.operands)
+		for _, a := range k.Args[len(all):] {
+			all = append(all, make([]byte, a.Elem.Bits()/8*elements(a.Shape)))
+		}
+		if err := interpret.Kernel(k, all); err != nil {
+			t.Fatal(err)
+		}
+		want, err := plain(s, k, d.values)
+		if err != nil || len(want) != len(all)-len(d.operands) {
+			t.Fatalf("%s: %d results, %v", text, len(want), err)
+		}
+		if apart := judge(s, all[len(d.operands):], want); apart > Limit {
+			t.Errorf("%s: %.3g", text, apart)
+		}
 	}
 }
 

@@ -9,6 +9,7 @@ import (
 	"github.com/deepwell/deepwell/dtype/block"
 	"github.com/deepwell/deepwell/kernels/expr"
 	"github.com/deepwell/deepwell/kernels/fused"
+	"github.com/deepwell/deepwell/kernels/triton"
 )
 
 // A result is what a kernel must write, in the order of its results: a matrix in bfloat16, or the
@@ -19,12 +20,12 @@ type result struct {
 }
 
 // plain computes what a kernel writes of matrices, one after the other, without its stacks.
-func plain(s fused.Spec, in [][]float32) (list []result, err error) {
-	if s.Format != dtype.MXFP8 || s.Swizzled {
+func plain(s fused.Spec, k *triton.Kernel, in [][]float32) (list []result, err error) {
+	if s.Format != dtype.MXFP8 && s.Format != dtype.NVFP4 || s.Swizzled {
 		return nil, fmt.Errorf("the host has no plain form of %s", s)
 	}
 	n := s.Batch * s.Rows * s.Cols
-	for _, y := range expr.Do(&s.Expr, in, func(step expr.Step, args [][]float32) []float32 {
+	for part, y := range expr.Do(&s.Expr, in, func(step expr.Step, args [][]float32) []float32 {
 		return each(step, args, n)
 	}) {
 		bits := make([]uint16, n)
@@ -35,35 +36,61 @@ func plain(s fused.Spec, in [][]float32) (list []result, err error) {
 		if s.Keep {
 			list = append(list, result{bytes: words(bits), values: y})
 		}
-		if s.Along {
-			q, scales := make([]byte, n), make([]byte, n/block.MXFP8Size)
-			if err := block.MXFP8(q, scales, bits); err != nil {
-				return nil, err
-			}
-			list = append(list, codes(q, scales)...)
+		var more []result
+		switch {
+		case s.Amax:
+			more, err = largest(s, k, bits)
+		case s.Format == dtype.NVFP4:
+			more, err = four(s, part, bits)
+		default:
+			more, err = eight(s, bits)
 		}
-		if s.Across {
-			q, scales := make([]byte, n), make([]byte, n/block.MXFP8Size)
-			for b := range s.Batch {
-				size := s.Rows * s.Cols
-				at, scale := b*size, b*size/block.MXFP8Size
-				if err := block.MXFP8Columns(q[at:at+size], scales[scale:scale+size/block.MXFP8Size],
-					bits[at:at+size], s.Rows, s.Cols); err != nil {
-					return nil, err
-				}
-			}
-			list = append(list, codes(q, scales)...)
+		if err != nil {
+			return nil, err
 		}
+		list = append(list, more...)
 	}
 	return list, nil
 }
 
-func codes(q, scales []byte) []result {
-	return []result{{bytes: q, values: decoded(q, scales)}, {bytes: scales}}
+// eight are codes and scales of MXFP8.
+func eight(s fused.Spec, bits []uint16) (list []result, err error) {
+	n := len(bits)
+	if s.Along {
+		q, scales := make([]byte, n), make([]byte, n/block.MXFP8Size)
+		if err := block.MXFP8(q, scales, bits); err != nil {
+			return nil, err
+		}
+		list = append(list, codes(s.Format, q, scales)...)
+	}
+	if s.Across {
+		q, scales := make([]byte, n), make([]byte, n/block.MXFP8Size)
+		for b := range s.Batch {
+			size := s.Rows * s.Cols
+			at, scale := b*size, b*size/block.MXFP8Size
+			if err := block.MXFP8Columns(q[at:at+size], scales[scale:scale+size/block.MXFP8Size],
+				bits[at:at+size], s.Rows, s.Cols); err != nil {
+				return nil, err
+			}
+		}
+		list = append(list, codes(s.Format, q, scales)...)
+	}
+	return list, nil
+}
+
+func codes(f dtype.Format, q, scales []byte) []result {
+	return []result{{bytes: q, values: decoded(f, q, scales)}, {bytes: scales}}
 }
 
 // decoded gives the numbers that codes and scales stand for.
-func decoded(q, scales []byte) []float32 {
+func decoded(f dtype.Format, q, scales []byte) []float32 {
+	if f == dtype.NVFP4 {
+		values := make([]float32, 2*len(q))
+		if err := block.FromNVFP4(values, q, scales, 1); err != nil {
+			return nil
+		}
+		return values
+	}
 	values := make([]float32, len(q))
 	if err := block.FromMXFP8(values, q, scales); err != nil {
 		return nil // a difference, which the caller sees

@@ -371,7 +371,7 @@ func TestAmax(t *testing.T) {
 	r := rand.New(rand.NewPCG(22, 14))
 	for _, m := range []fused.Matrix{{1, 128, 256}, {1, 16, 16}, {1, 48, 80}, {3, 64, 160}, {1, 160, 512}} {
 		for _, nan := range []bool{false, true} {
-			k, err := fused.Amax(m, source(t, "quantize"), true, true)
+			k, err := fused.Amax(m, source(t, "quantize"), both)
 			if err != nil {
 				t.Fatal(err)
 			}

@@ -1,8 +1,6 @@
 package fused
 
 import (
-	"fmt"
-
 	"github.com/deepwell/deepwell/dtype"
 	tt "github.com/deepwell/deepwell/kernels/triton"
 )
@@ -55,10 +53,8 @@ func MXFP8(m Matrix, s Source, f Form) (*tt.Kernel, error) {
 	operands := len(args)
 	var results []tt.Arg
 	result := func(part int, name string, e tt.Elem, shape ...int) {
-		if s.Parts > 1 {
-			name = fmt.Sprint(name, part)
-		}
-		results = append(results, tt.Arg{Name: name, Elem: e, Shape: shape, Result: true})
+		results = append(results, tt.Arg{Name: partName(name, part, s.Parts), Elem: e, Shape: shape,
+			Result: true})
 	}
 	codes := func(part int, name string, rows, cols int) {
 		shape := []int{m.Batch * rows, cols / 32}
@@ -70,7 +66,7 @@ func MXFP8(m Matrix, s Source, f Form) (*tt.Kernel, error) {
 	}
 	for part := range s.Parts {
 		if f.Keep {
-			result(part, "y", tt.BF16, m.Batch*m.Rows, m.Cols)
+			results = append(results, kept(m, part, s.Parts))
 		}
 		if f.Along {
 			codes(part, "q", m.Rows, m.Cols)
@@ -91,7 +87,7 @@ func MXFP8(m Matrix, s Source, f Form) (*tt.Kernel, error) {
 		b.Fail("a form without an orientation")
 	case f.Across && m.Rows%32 != 0 || f.Along && m.Cols%32 != 0:
 		b.Fail("blocks of 32 do not divide %d×%d", m.Rows, m.Cols)
-	case f.Swizzled && m.Batch > 1 && m.Rows%128 != 0:
+	case f.Swizzled && m.Batch > 1 && (f.Along && m.Rows%128 != 0 || f.Across && m.Cols%128 != 0):
 		b.Fail("the scales of %d matrices of %d×%d are no whole tiles", m.Batch, m.Rows, m.Cols)
 	}
 	if s.matrices() > 2 { // or registers spill
@@ -101,7 +97,7 @@ func MXFP8(m Matrix, s Source, f Form) (*tt.Kernel, error) {
 	for _, y := range s.Compute(t, v[:operands]) {
 		q := mxfp8{t, f.Swizzled, y.To(tt.BF16)}
 		if f.Keep {
-			t.store(out[0].At(place(t.globalRow(), t.col, t.batch*t.rows, t.cols)), q.y, t.inside)
+			t.keep(out[0], q.y)
 			out = out[1:]
 		}
 		if f.Along {
@@ -115,7 +111,8 @@ func MXFP8(m Matrix, s Source, f Form) (*tt.Kernel, error) {
 	}
 	k, err := b.Kernel(launch)
 	if err == nil {
-		k.Spec = Spec{dtype.MXFP8, m, f, *s.Expr}.String()
+		k.Spec = Spec{Format: dtype.MXFP8, Matrix: m, FourForm: FourForm{Form: f},
+			Expr: *s.Expr}.String()
 	}
 	return k, err
 }

@@ -5,6 +5,7 @@ import (
 	"math"
 	"slices"
 
+	"github.com/deepwell/deepwell/dtype"
 	tt "github.com/deepwell/deepwell/kernels/triton"
 )
 
@@ -20,6 +21,9 @@ type FourForm struct {
 	Tensors [][2]int
 	// Added is for targets whose conversion takes no random bits (sm_120): integers are added.
 	Added bool
+	// Layers is how many largest magnitudes there are of each part: a stack of layers, which the batch
+	// has one after the other, has one for each. 0 is one for all matrices.
+	Layers int
 }
 
 // operands are what the kernel reads beside its source: the largest magnitudes of each part and of
@@ -31,10 +35,10 @@ func (f FourForm) operands(m Matrix, parts int) (list []tt.Arg) {
 	}
 	for part := range parts {
 		if f.Along || f.Tile {
-			add(partName("amax", part, parts), tt.F32, 1)
+			add(partName("amax", part, parts), tt.F32, max(f.Layers, 1))
 		}
 		if f.Across && !f.Tile {
-			add(partName("amaxt", part, parts), tt.F32, 1)
+			add(partName("amaxt", part, parts), tt.F32, max(f.Layers, 1))
 		}
 	}
 	if f.Chance[0] || f.Chance[1] {
@@ -53,9 +57,12 @@ func partName(name string, part, parts int) string {
 	return fmt.Sprint(name, part)
 }
 
-// results are codes and scales of each part, in the order of NVFP4.
+// results are the kept source, codes and scales of each part, in the order of NVFP4.
 func (f FourForm) results(m Matrix, parts int) (list []tt.Arg) {
 	for part := range parts {
+		if f.Keep {
+			list = append(list, kept(m, part, parts))
+		}
 		add := func(name string, rows, cols int) {
 			shape := []int{m.Batch * rows, cols / 16}
 			if f.Swizzled {
@@ -76,18 +83,24 @@ func (f FourForm) results(m Matrix, parts int) (list []tt.Arg) {
 	return list
 }
 
+// kept is the result that a part of a source is written to.
+func kept(m Matrix, part, parts int) tt.Arg {
+	return tt.Arg{Name: partName("y", part, parts), Elem: tt.BF16,
+		Shape: []int{m.Batch * m.Rows, m.Cols}, Result: true}
+}
+
 // NVFP4 quantizes what a source computes in one read: E2M1 codes, two to a byte, an E4M3 scale for
 // every 16, and a scale of the whole tensor, whose largest magnitudes are operands (see
 // [FourForm]). Columns go through the random Hadamard transform first. For each part of the source
 // there are, in the order of the results:
 //
+//	the part itself in bfloat16 [batch·rows, cols], if the form keeps it,
 //	codes [batch·rows, cols/2] and scales of blocks of 16 along rows,
 //	codes [batch·cols, rows/2] and scales of blocks of 16 along columns
 func NVFP4(m Matrix, s Source, f FourForm) (*tt.Kernel, error) {
 	m.Batch = max(m.Batch, 1)
-	args := s.args(m.Batch*m.Rows, m.Cols)
-	first := len(args)
-	args = slices.Concat(args, f.operands(m, s.Parts), f.results(m, s.Parts))
+	operands := slices.Concat(f.from(s.args(m.Batch*m.Rows, m.Cols)), f.operands(m, s.Parts))
+	args := f.into(operands, f.results(m, s.Parts))
 	b, v := tt.New(s.Name+"_nvfp4"+f.suffix(), args...)
 	pad := tileRows
 	if f.Swizzled {
@@ -100,7 +113,7 @@ func NVFP4(m Matrix, s Source, f FourForm) (*tt.Kernel, error) {
 	if s.matrices() > 1 || len(s.Operands) > 3 { // or registers spill on rtx6000pro
 		launch.Warps *= 2
 	}
-	in, out := v[first:], v[len(v)-len(f.results(m, s.Parts)):]
+	in, out := v[len(s.Operands):], f.shift(t, args, v)
 	parts := make([]nvfp4, s.Parts)
 	for i := range parts {
 		parts[i] = nvfp4{tile: t, FourForm: f}
@@ -113,9 +126,18 @@ func NVFP4(m Matrix, s Source, f FourForm) (*tt.Kernel, error) {
 		}
 	}
 	for i, y := range s.Compute(t, v) {
-		out = parts[i].write(y.To(tt.BF16), out)
+		y = y.To(tt.BF16)
+		if f.Keep {
+			t.keep(out[0], y)
+			out = out[1:]
+		}
+		out = parts[i].write(y, out)
 	}
-	return b.Kernel(launch)
+	k, err := b.Kernel(launch)
+	if err == nil {
+		k.Spec = Spec{Format: dtype.NVFP4, Matrix: m, FourForm: f, Expr: *s.Expr}.String()
+	}
+	return k, err
 }
 
 // check refuses what the kernel cannot write.
@@ -127,6 +149,8 @@ func (f FourForm) check(b *tt.Builder, m Matrix, parts int) bool {
 		b.Fail("blocks of 16 do not divide %d×%d", m.Rows, m.Cols)
 	case f.Swizzled && m.Batch > 1 && (f.Along && m.Rows%128 != 0 || f.Across && m.Cols%128 != 0):
 		b.Fail("the scales of %d matrices of %d×%d are no whole tiles", m.Batch, m.Rows, m.Cols)
+	case f.Layers > 1 && m.Batch%f.Layers != 0:
+		b.Fail("%d matrices are no %d layers", m.Batch, f.Layers)
 	case f.Chance != [2]bool{} && len(f.Tensors) != parts:
 		b.Fail("%d parts have %d pairs of numbers", parts, len(f.Tensors))
 	default:
@@ -146,11 +170,17 @@ type nvfp4 struct {
 
 // grids takes the part's largest magnitudes off the kernel's values.
 func (k *nvfp4) grids(in []tt.Value) []tt.Value {
+	largest := func(p tt.Value) tt.Value {
+		if k.Layers > 1 {
+			p = p.At(k.b.Program(2).Div(k.batch / k.Layers))
+		}
+		return k.b.Load(p)
+	}
 	if k.Along || k.Tile {
-		k.plain, in = newGrid(k.b.Load(in[0])), in[1:]
+		k.plain, in = newGrid(largest(in[0])), in[1:]
 	}
 	if k.transposed = k.plain; k.Across && !k.Tile {
-		k.transposed, in = newGrid(k.b.Load(in[0])), in[1:]
+		k.transposed, in = newGrid(largest(in[0])), in[1:]
 	}
 	return in
 }

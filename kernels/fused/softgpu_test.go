@@ -120,7 +120,7 @@ func rowsOnGPU(t *testing.T, e *engine.Engine) {
 			sameOnGPU(t, e, k, f.operands())
 		}
 	}
-	k, err := fused.Amax(fused.Matrix{Rows: 96, Cols: 160}, source(t, "quantize"), true, false)
+	k, err := fused.Amax(fused.Matrix{Rows: 96, Cols: 160}, source(t, "quantize"), rows)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -16,17 +16,24 @@ import (
 // whoever reads that:
 //
 //	mxfp8 1x8192x14336 along across: bf16, bf16; sigmoid 0; mul 0 2; mul 3 1 -> 4
+//	nvfp4 1x8192x4096 along across chance=0,1 tensors=6,7: bf16 -> 0
 type Spec struct {
 	Format dtype.Format
 	Matrix
-	Form
+	FourForm
+	Amax bool // of NVFP4: the kernel finds the largest magnitudes that scales come from
 	Expr expr.Expr
 }
 
 // Kernel prints the kernel.
 func (s Spec) Kernel() (*tt.Kernel, error) {
-	if s.Format == dtype.MXFP8 {
+	switch {
+	case s.Format == dtype.MXFP8:
 		return MXFP8(s.Matrix, Of(&s.Expr), s.Form)
+	case s.Format == dtype.NVFP4 && s.Amax:
+		return Amax(s.Matrix, Of(&s.Expr), s.Form)
+	case s.Format == dtype.NVFP4:
+		return NVFP4(s.Matrix, Of(&s.Expr), s.FourForm)
 	}
 	return nil, fmt.Errorf("no kernel is specified by %s", s)
 }
@@ -49,14 +56,62 @@ func SpecsIn(text string) (list []string) {
 }
 
 // flags are the words of a form.
-func (f *Form) flags() []struct {
+func (s *Spec) flags() []struct {
 	name string
 	is   *bool
 } {
 	return []struct {
 		name string
 		is   *bool
-	}{{"along", &f.Along}, {"across", &f.Across}, {"swizzled", &f.Swizzled}, {"keep", &f.Keep}}
+	}{{"along", &s.Along}, {"across", &s.Across}, {"swizzled", &s.Swizzled}, {"keep", &s.Keep},
+		{"amax", &s.Amax}, {"tile", &s.Tile}, {"added", &s.Added}}
+}
+
+// numbers are the words of a form that have values.
+func (s *Spec) numbers() (list []number) {
+	list = append(list, number{"rounds", []int{s.Rounds}[:min(s.Rounds, 1)], func(n []int) bool {
+		s.Rounds = n[0]
+		return len(n) == 1
+	}})
+	for _, l := range s.lists() {
+		list = append(list, number{l.name, *l.of, func(n []int) bool {
+			*l.of = n
+			return true
+		}})
+	}
+	var chance, tensors []int
+	for i, is := range s.Chance {
+		if is {
+			chance = append(chance, i)
+		}
+	}
+	for _, pair := range s.Tensors {
+		tensors = append(tensors, pair[:]...)
+	}
+	return append(list, number{"layers", []int{s.Layers}[:min(s.Layers, 1)], func(n []int) bool {
+		s.Layers = n[0]
+		return len(n) == 1
+	}}, number{"chance", chance, func(n []int) bool {
+		for _, i := range n {
+			if i > 1 {
+				return false
+			}
+			s.Chance[i] = true
+		}
+		return true
+	}}, number{"tensors", tensors, func(n []int) bool {
+		for i := 0; i+1 < len(n); i += 2 {
+			s.Tensors = append(s.Tensors, [2]int{n[i], n[i+1]})
+		}
+		return len(n)%2 == 0
+	}})
+}
+
+// A number is a word with values, as it is and how it is set.
+type number struct {
+	name string
+	is   []int
+	set  func(list []int) bool
 }
 
 // String prints the specification.
@@ -67,13 +122,10 @@ func (s Spec) String() string {
 			words = append(words, f.name)
 		}
 	}
-	if s.any() {
-		words = append(words, fmt.Sprintf("rounds=%d", s.Rounds))
-	}
-	for _, l := range s.lists() {
-		if len(*l.of) > 0 {
-			list := strings.Trim(strings.ReplaceAll(fmt.Sprint(*l.of), " ", ","), "[]")
-			words = append(words, l.name+"="+list)
+	for _, n := range s.numbers() {
+		if len(n.is) > 0 {
+			list := strings.Trim(strings.ReplaceAll(fmt.Sprint(n.is), " ", ","), "[]")
+			words = append(words, n.name+"="+list)
 		}
 	}
 	return strings.Join(words, " ") + ": " + s.Expr.String()
@@ -90,8 +142,8 @@ func (s *Stacks) lists() []struct {
 	}{{"from", &s.From}, {"into", &s.Into}, {"saved", &s.Saved}}
 }
 
-// parseStacks reads a word such as from=0,1, and tells whether it is one.
-func (s *Stacks) parseStacks(word string) bool {
+// parseNumbers reads a word such as from=0,1, and tells whether it is one.
+func (s *Spec) parseNumbers(word string) bool {
 	name, value, ok := strings.Cut(word, "=")
 	if !ok {
 		return false
@@ -104,14 +156,9 @@ func (s *Stacks) parseStacks(word string) bool {
 		}
 		list = append(list, n)
 	}
-	if name == "rounds" && len(list) == 1 {
-		s.Rounds = list[0]
-		return true
-	}
-	for _, l := range s.lists() {
-		if l.name == name {
-			*l.of = list
-			return true
+	for _, n := range s.numbers() {
+		if n.name == name {
+			return n.set(list)
 		}
 	}
 	return false
@@ -135,7 +182,7 @@ func ParseSpec(text string) (s Spec, err error) {
 		}
 	}
 	for _, word := range words[2:] {
-		known := s.parseStacks(word)
+		known := s.parseNumbers(word)
 		for _, f := range s.flags() {
 			if f.name == word {
 				*f.is, known = true, true
@@ -150,7 +197,19 @@ func ParseSpec(text string) (s Spec, err error) {
 		return s, err
 	}
 	s.Expr = *e
-	return s, s.check(e)
+	if s.Format != dtype.NVFP4 && (s.Amax || s.Tile || s.Layers > 0 || s.Chance != [2]bool{}) {
+		return s, fmt.Errorf("%s has no form %q", s.Format, head)
+	}
+	return s, s.Stacks.check(e)
+}
+
+// Operands is how many operands the kernel has before the round and the stacks.
+func (s Spec) Operands() int {
+	n := len(s.Expr.In)
+	if s.Format.TensorScale() && !s.Amax {
+		n += len(s.operands(s.Matrix, len(s.Expr.Out)))
+	}
+	return n
 }
 
 // Bytes is what the kernel reads and writes, each once; of stacks, one round's part.
@@ -163,12 +222,19 @@ func (s Spec) Bytes() int64 {
 			expr.Scalar: 1}[o.Over])
 	}
 	bytes += int64(len(s.Saved)) * 2 * n
+	if s.Chance != [2]bool{} {
+		bytes += 4 * (rows + cols)
+	}
+	programs := int64(s.Batch * ceil(s.Rows, tileRows) * ceil(s.Cols, tileCols(s.Matrix)))
 	for range s.Expr.Out {
 		if s.Keep {
 			bytes += 2 * n
 		}
 		for _, way := range []bool{s.Along, s.Across} {
-			if way {
+			switch {
+			case way && s.Amax:
+				bytes += 4 * programs
+			case way:
 				bytes += s.Format.Codes().Bytes(n) + s.Format.Scales().Bytes(n/s.Format.Block())
 			}
 		}

@@ -20,16 +20,21 @@ type tile struct {
 // tileRows is the height of tiles: the blocks of MXFP8 along columns, and two of NVFP4.
 const tileRows = 32
 
+// tileCols is the width of tiles: with 256 columns there are half the programs.
+func tileCols(m Matrix) int {
+	if m.Cols%256 == 0 {
+		return 256
+	}
+	return 128
+}
+
 // newTile makes the programs of a grid the tiles of a matrix whose rows are padded to a multiple:
 // swizzled scales are laid out for 128 rows at a time, and the padding is written. Tiles of 32×256
 // with 4 warps and 32×128 with 2 take the same registers and nearly the same instructions;
 // reference/quantize_fusion.md has larger ones, which need more.
 func newTile(b *tt.Builder, m Matrix, pad int) (*tile, tt.Launch) {
-	t := &tile{b: b, batch: m.Batch, rows: m.Rows, cols: m.Cols, wide: 128}
-	warps := 2
-	if m.Cols%256 == 0 { // half the programs
-		t.wide, warps = 256, 4
-	}
+	t := &tile{b: b, batch: m.Batch, rows: m.Rows, cols: m.Cols, wide: tileCols(m)}
+	warps := t.wide / 64
 	if m.Rows < 1 || m.Cols < 1 {
 		b.Fail("a matrix of %d×%d", m.Rows, m.Cols)
 	}
@@ -100,6 +105,11 @@ func (t *tile) store(p, v tt.Value, mask func() tt.Value) {
 		return
 	}
 	t.b.Store(p, v)
+}
+
+// keep writes the tile y of a matrix of the same shape.
+func (t *tile) keep(to, y tt.Value) {
+	t.store(to.At(place(t.globalRow(), t.col, t.batch*t.rows, t.cols)), y, t.inside)
 }
 
 // perRow reads a number for each row, [32, 1].

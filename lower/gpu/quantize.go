@@ -20,6 +20,9 @@ func quantizeKernels() []stablehlo.Kernel {
 		Name: kernels.Triton, Kinds: []string{rewrite.QuantizeOnce}, Print: on(quantizeOnce),
 		Applies: kernels.OnGPU("one kernel reads the source once, for both orientations"),
 	}, {
+		Name: kernels.Triton, Kinds: []string{rewrite.AmaxOnce}, Print: on(amaxOnce),
+		Applies: kernels.OnGPU("one kernel reads the source once, for both orientations"),
+	}, {
 		Name: kernels.Windowed, Kinds: []string{rewrite.QuantizeWith}, Print: on(windowed),
 		Applies: kernels.OnGPU("two kernels of plain operations; one of Triton's would read once"),
 	}}
@@ -95,7 +98,7 @@ func blockAmax(w writer, op *ir.Op, in []val) []val {
 
 // amaxOfBlocks prints a tensor's largest magnitude from its block maxima.
 func amaxOfBlocks(w writer, op *ir.Op, in []val) []val {
-	return []val{w.AmaxOf(op, w.widenBits(in[0]))}
+	return []val{w.AmaxOf(op, op.Out[0].Type, w.widenBits(in[0]))}
 }
 
 // widenBits gives the float32 bits of bf16 bits.

@@ -1,10 +1,12 @@
 package gpu
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 
 	"github.com/deepwell/deepwell/dtype"
+	"github.com/deepwell/deepwell/internal/lists"
 	"github.com/deepwell/deepwell/ir"
 	"github.com/deepwell/deepwell/kernels/expr"
 	"github.com/deepwell/deepwell/kernels/fused"
@@ -49,24 +51,63 @@ func (w writer) tritonCall(k *triton.Kernel, in ...val) (out []val) {
 // quantizeOnce prints the kernel that computes sources and quantizes them in one read. In a loop it
 // reads what earlier loops saved from their stacks, and writes what is saved into its own.
 func quantizeOnce(w writer, op *ir.Op, in []val) []val {
-	m, err := rewrite.MatricesOf(op)
-	if err != nil {
-		w.Fail("%s", err)
+	s, out := ownKernel(w, op, in, func(m fused.Matrix, of fused.Source,
+		f fused.FourForm) (*triton.Kernel, error) {
+		if ir.Format(op.Attrs.Text("format")) == ir.MXFP8 {
+			return fused.MXFP8(m, of, f.Form)
+		}
+		f.Added = w.Target.Arch() == "sm_120"
+		return fused.NVFP4(m, of, f)
+	})
+	if s == nil {
 		return in
 	}
-	e, err := rewrite.ExprOf(op)
-	if err != nil {
-		w.Fail("%s", err)
+	return s.results(w, op, out)
+}
+
+// amaxOnce prints the kernel that computes sources and finds their largest magnitudes, as they are
+// and transformed, tile by tile; of tiles and devices XLA finds the largest.
+func amaxOnce(w writer, op *ir.Op, in []val) []val {
+	s, out := ownKernel(w, op, in, func(m fused.Matrix, of fused.Source,
+		f fused.FourForm) (*triton.Kernel, error) {
+		return fused.Amax(m, of, f.Form)
+	})
+	if s == nil {
 		return in
+	}
+	for i, v := range op.Out {
+		if v.Type.Elem != dtype.F32 { // a source
+			continue
+		}
+		t := ir.Type{Elem: dtype.U32, Dims: slices.Clone(v.Type.Dims)}
+		depth := lists.Product(t.Dims, func(d ir.Dim) int64 { return d.Size })
+		t.Dims = append(t.Dims, ir.Dim{Name: "tile", Size: out[i].Type.Shape().Elements() / depth})
+		top := w.Reshape(w.Bitcast(out[i], dtype.U32), t)
+		out[i] = w.AmaxOf(op, v.Type, top)
+	}
+	return s.results(w, op, out)
+}
+
+// ownKernel prints the call of a kernel for the matrices of an operation; it gives nil after an
+// error.
+func ownKernel(w writer, op *ir.Op, in []val, kernel func(fused.Matrix, fused.Source,
+	fused.FourForm) (*triton.Kernel, error)) (*stacks, []val) {
+	m, err := rewrite.MatricesOf(op)
+	e, exprErr := rewrite.ExprOf(op)
+	f, formErr := rewrite.FourOf(op)
+	if err := errors.Join(err, exprErr, formErr); err != nil {
+		w.Fail("%s", err)
+		return nil, nil
 	}
 	s := newStacks(w, op, e, in)
-	k, err := fused.MXFP8(fused.Matrix{Batch: int(m.Batch), Rows: int(m.Rows), Cols: int(m.Cols)},
-		fused.Of(e), fused.Form{Along: m.Along, Across: m.Across, Keep: m.Keep, Stacks: s.Stacks})
+	f.Stacks = s.Stacks
+	shape := fused.Matrix{Batch: int(m.Batch), Rows: int(m.Rows), Cols: int(m.Cols)}
+	k, err := kernel(shape, fused.Of(e), f)
 	if err != nil {
 		w.Fail("%s", err)
-		return in
+		return nil, nil
 	}
-	return s.results(w, op, w.tritonCall(k, s.operands...))
+	return s, w.tritonCall(k, s.operands...)
 }
 
 // stacks are the stacks of a loop that a kernel reads and writes.
@@ -102,7 +143,8 @@ func newStacks(w writer, op *ir.Op, e *expr.Expr, in []val) *stacks {
 	var before []val
 	for i, v := range op.Out {
 		slot := w.SlotOf(v)
-		if slot == nil || !slot.Alone || !use(slot.Slice) {
+		partial := op.Kind == rewrite.AmaxOnce && v.Type.Elem == dtype.F32 // of tiles
+		if slot == nil || partial || !slot.Alone || !use(slot.Slice) {
 			s.slots = append(s.slots, nil)
 			continue
 		}

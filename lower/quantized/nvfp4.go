@@ -269,13 +269,12 @@ func amax(w Writer, op *ir.Op, in []val) []val {
 	default:
 		top = w.WithInt(w.WideBits(x), "and", MagnitudeBits)
 	}
-	return []val{w.AmaxOf(op, top)}
+	return []val{w.AmaxOf(op, op.Out[0].Type, top)}
 }
 
 // AmaxOf reduces the bits of magnitudes to one number per tensor (per layer of a stack), and over
 // the devices that hold shards of it.
-func (w Writer) AmaxOf(op *ir.Op, top val) val {
-	out := op.Out[0].Type
+func (w Writer) AmaxOf(op *ir.Op, out ir.Type, top val) val {
 	top = w.Reduce(top, "maximum", 0, ir.Names(ir.Without(top.Type.Dims, ir.Names(out.Dims)...))...)
 	if axes := op.Axes(); len(axes) > 0 {
 		top = w.AllReduce(top, "maximum", axes...)
