@@ -41,7 +41,7 @@ var layers = [][]string{
 		"estimate/footprint", "estimate"},
 	{"internal/selftest", "internal/enginetest", "internal/firstuse", "dryrun", "preflight"},
 	{"pipeline", "step", "autoplan", "call"},
-	{"replay", "gpucheck", "kernels/table"},
+	{"replay", "gpucheck", "gpubench", "kernels/table"},
 	{"train"},
 	{"parity"},
 	{"", "cmd/deepwell", "bench/dispatch", "bench/copy", "bench/aot", "bench/step", "bench/curve",
