@@ -27,8 +27,11 @@ type comparer func(ctx context.Context, spec string) (apart float64, err error)
 // on the GPU where it will run. The run's programs are written again without those that differ in
 // any process.
 func (r *runner) compareKernels(ctx context.Context, open func() (comparer, func())) error {
+	if r.devices.gpus == nil || r.program == nil { // parity has no programs yet, and no GPUs
+		return nil
+	}
 	specs := ownSpecs(r.program)
-	if r.devices.gpus == nil || len(specs) == 0 {
+	if len(specs) == 0 {
 		return nil
 	}
 	r.early().Emit(event.Phase{Verb: "train", Name: fmt.Sprintf(

@@ -145,8 +145,8 @@ func (b *bench) layer() (list []*benchCase, err error) {
 	f := b.o.Model.Facts()
 	c := &benchCase{operation: "layer, forward and backward",
 		shape: fmt.Sprintf("%d tokens of width %d", b.o.Seq, f.Hidden),
-		torch: torchCase{Kind: "layer", Seq: b.o.Seq, Hidden: f.Hidden, Heads: f.Heads, KVHeads: f.KVHeads,
-			Head: f.HeadDim, MLP: f.MLP}}
+		torch: torchCase{Kind: "layer", Seq: b.o.Seq, Hidden: f.Hidden, Heads: f.Heads,
+			KVHeads: f.KVHeads, Head: f.HeadDim, MLP: f.MLP}}
 	if f.MoE != nil {
 		c.torch.Kind, c.torch.Experts, c.torch.Top = "moe", f.MoE.Experts, f.MoE.TopK
 		c.torch.MLP = f.MoE.MLP

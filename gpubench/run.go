@@ -40,7 +40,7 @@ type Options struct {
 	Progress func(Row)
 }
 
-// A Row is an operation with its times in seconds. A time is 0 where Notes says why there is none.
+// A Row is an operation with its times in seconds. A time that was not taken is 0.
 type Row struct {
 	Operation string  `json:"operation"`
 	Shape     string  `json:"shape"`
@@ -91,8 +91,8 @@ func Run(ctx context.Context, o Options) (*Report, error) {
 	}
 	for _, c := range cases {
 		if o.WithoutCuDNN != "" && strings.Contains(c.own[0].Text, "__cudnn$") {
-			return nil, diag.New(diag.LibraryMissing, "%s is cuDNN's, which does not open here", c.operation).
-				Because("%s", o.WithoutCuDNN).Try("deepwell doctor says what is missing")
+			return nil, diag.New(diag.LibraryMissing, "%s is cuDNN's, which does not open here",
+				c.operation).Because("%s", o.WithoutCuDNN).Try("deepwell doctor says what is missing")
 		}
 	}
 	r := &Report{Kind: o.Kind, Precision: string(b.format()), Rows: []Row{}}

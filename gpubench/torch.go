@@ -13,7 +13,7 @@ import (
 //go:embed maxautotune.py
 var torchScript string
 
-// A torchCase is an operation for maxautotune.py; without a kind there is none.
+// A torchCase is an operation for maxautotune.py; one without a kind is left out.
 type torchCase struct {
 	Kind    string `json:"kind"`
 	M       int64  `json:"m,omitempty"`
