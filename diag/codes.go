@@ -71,7 +71,8 @@ const (
 	ArgumentCount Code = "DW2104"
 	// DeviceMismatch: a buffer is on another device, or of another client.
 	DeviceMismatch Code = "DW2105"
-	// NotSupported: the engine has no such function.
+	// NotSupported: Deepwell does not support something of a model, a captured program or a
+	// module, or the engine has no such function.
 	NotSupported Code = "DW2106"
 	// OutOfMemory: a device or the host ran out of memory.
 	OutOfMemory Code = "DW2107"

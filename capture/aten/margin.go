@@ -55,7 +55,7 @@ func (m *maker) distance(n *node, x, y *tensor, keep bool) *tensor {
 	order := n.float("p", 2)
 	if math.IsInf(order, 0) {
 		size := apart.with(absolute(m.b, apart.v))
-		return m.extremeOf(size, last, keep, math.Copysign(1, order))
+		return m.extremeOf(size, last, keep, math.Copysign(1, order), false)
 	}
 	return m.normOf(apart, last, keep, order)
 }

@@ -60,11 +60,8 @@ func ownLoss(m *maker, n *node) *tensor {
 // ownPad pads with any number.
 func ownPad(m *maker, n *node) *tensor {
 	by, fill := n.ints("pad"), n.float("value", 0)
-	if fill == 0 {
+	if fill == 0 || n.text("mode", "constant") != "constant" {
 		return rules["aten.pad.default"](m, n)[0]
-	}
-	if n.text("mode", "constant") != "constant" {
-		panic(refusal("padding with other than a number"))
 	}
 	x := n.value("self")
 	for k := 0; k+1 < len(by); k += 2 {

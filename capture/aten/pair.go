@@ -313,7 +313,7 @@ func (n *node) other(elem dtype.DType) *tensor {
 // dividedWhole is x/y rounded down or towards 0.
 func dividedWhole(m *maker, n *node) *tensor {
 	down := n.text("rounding_mode", "floor") == "floor"
-	if strings.HasPrefix(n.Target, "aten.div.") && !n.has("rounding_mode") {
+	if !strings.HasPrefix(n.Target, "aten.floor_divide.") && !n.has("rounding_mode") {
 		return rules["aten.div.Tensor"](m, n)[0]
 	}
 	x := n.number("self")

@@ -3,6 +3,7 @@ package aten
 import (
 	"math"
 	"slices"
+	"strings"
 
 	"github.com/deepwell/deepwell/dtype"
 	"github.com/deepwell/deepwell/ir"
@@ -149,7 +150,8 @@ func (m *maker) largest(x *tensor, list []int) *ir.Value {
 // extreme reduces to the largest element or the smallest.
 func (m *maker) extreme(n *node, sign float64) *tensor {
 	x := n.value("self")
-	return m.extremeOf(x, n.over(x), n.bool("keepdim", false), sign)
+	shared := strings.HasPrefix(n.Target, "aten.max.") || strings.HasPrefix(n.Target, "aten.min.")
+	return m.extremeOf(x, n.over(x), n.bool("keepdim", false), sign, shared)
 }
 
 // placed numbers the first of the largest elements along axis i, which is one dimension, NaN being

@@ -35,7 +35,7 @@ func groups() []group {
 		{"sums and matrices", productRules}, {"einsum and vectors", einsumRules},
 		{"reductions", reduceRules}, {"Transformer blocks", blockRules}, {"norms", normRules},
 		{"attention", attentionRules}, {"losses", lossRules}, {"distances", marginRules},
-		{"experts", expertRules}}
+		{"experts", expertRules}, {"composed", moreRules}, {"second names", aliasRules()}}
 }
 
 // sole makes a rule of a function with one result.

@@ -56,7 +56,10 @@ var shapeRules = map[string]rule{
 		if x.label && slices.Equal(by, []int64{0, 1}) && n.float("value", 0) < 0 {
 			return &tensor{v: x.v, axes: m.longer(x), hidden: x.hidden, padded: true}
 		}
-		if n.float("value", 0) != 0 || n.text("mode", "constant") != "constant" {
+		if mode := n.text("mode", "constant"); mode != "constant" {
+			return m.mirrored(m.real(x), by, mode)
+		}
+		if n.float("value", 0) != 0 {
 			panic(refusal("padding with other numbers than 0"))
 		}
 		x = m.real(x)

@@ -20,7 +20,7 @@ func vectorNorm(m *maker, n *node) *tensor {
 	}
 	list, keep := n.over(x), n.bool("keepdim", false)
 	if math.IsInf(order, 0) {
-		return m.extremeOf(x.with(absolute(m.b, x.v)), list, keep, math.Copysign(1, order))
+		return m.extremeOf(x.with(absolute(m.b, x.v)), list, keep, math.Copysign(1, order), false)
 	}
 	return m.inF32(x, func(x *tensor) *tensor {
 		return m.normOf(x, list, keep, order)
@@ -135,8 +135,8 @@ func (m *maker) accumulated(n *node, rest float64, join func(x, y *ir.Value) *ir
 }
 
 // extremeOf is the largest element along axes, or with the sign -1 the smallest. Elements that are
-// equal to it share its gradient.
-func (m *maker) extremeOf(x *tensor, list []int, keep bool, sign float64) *tensor {
+// equal to it share its gradient. Where some are NaN, these share it, or every gradient is NaN.
+func (m *maker) extremeOf(x *tensor, list []int, keep bool, sign float64, shared bool) *tensor {
 	x = m.scaled(x, sign)
 	names := m.along(x, list)
 	if len(names) == 0 || x.v.Type.Elem.Kind() != dtype.Float {
@@ -153,7 +153,15 @@ func (m *maker) extremeOf(x *tensor, list []int, keep bool, sign float64) *tenso
 	v := b.Select(finite(b, top), b.Add(top, nothing), share)
 	// The engine's maximum may pass over NaN.
 	wrong := b.Max(b.Convert(b.Compare("ne", x.v, x.v), dtype.F32), names...)
-	nan := b.Add(infinity(b, v), like(b, v, math.Inf(-1)))
-	v = b.Select(b.Compare("gt", wrong, like(b, wrong, 0)), nan, v)
+	some := b.Compare("gt", wrong, like(b, wrong, 0))
+	one := b.Fill(v.Type, 1)
+	nan := b.Add(infinity(b, one), like(b, one, math.Inf(-1)))
+	all := b.Mul(b.Sum(x.v, names...), b.Select(some, nan, one))
+	if shared {
+		bad := b.Compare("ne", x.v, x.v)
+		times := b.Convert(b.Sum(b.Convert(bad, dtype.F32), names...), elem)
+		all = b.Div(b.Sum(b.Select(bad, x.v, b.Fill(x.v.Type, 0)), names...), b.Select(some, times, one))
+	}
+	v = b.Select(some, all, v)
 	return m.scaled(m.without(x, v, list, keep), sign)
 }

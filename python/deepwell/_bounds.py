@@ -115,7 +115,8 @@ class Bounds:
 ALONG = (aten.gather.default, aten.index_select.default, aten.index_add.default, aten.index_add_.default,
          aten.index_copy.default, aten.index_copy_.default, aten.index_fill.int_Scalar,
          aten.index_fill_.int_Scalar, aten.scatter.value, aten.scatter.src, aten.scatter_.value,
-         aten.scatter_.src, aten.scatter_add.default, aten.scatter_add_.default)
+         aten.scatter_.src, aten.scatter_add.default, aten.scatter_add_.default, aten.scatter_reduce.two,
+         aten.scatter_reduce_.two)
 BY = (aten.index.Tensor, aten.index_put.default, aten.index_put_.default)  # (self, indices, …)
 LOSSES = (aten.cross_entropy_loss.default, aten.nll_loss_nd.default, aten.nll_loss.default)
 
@@ -124,10 +125,12 @@ def _found(graph: fx.Graph, stored: dict[str, str]) -> Iterator[tuple[fx.Node, B
     """Finds nodes that choose by numbers: gives the numbers, and what they may be."""
     for n in graph.nodes:
         of = n.args[0].meta.get("val") if n.args and isinstance(n.args[0], fx.Node) else None
-        if n.op != "call_function" or not isinstance(of, Tensor) or of.dim() == 0:
+        if n.op != "call_function" or not isinstance(of, Tensor):
             continue
         if n.target is aten.one_hot.default and len(n.args) > 1 and n.args[1] > 0:
             yield n.args[0], Bound("", "one_hot has classes", n.args[1], False)
+        if of.dim() == 0:
+            continue
         for numbers, axis, negative in _choices(n, of):
             value = numbers.meta.get("val") if isinstance(numbers, fx.Node) else None
             if not isinstance(value, Tensor) or not _integer(value) or value.dtype == torch.bool:

@@ -542,6 +542,9 @@ class Optimized(unittest.TestCase):
         chosen: dict[str, Any] = {
             "gather": lambda x, i: x.gather(-1, i[:, :1, None].expand(3, 5, 4)),
             "index_select": lambda x, i: x.index_select(1, i[0]), "rows": lambda x, i: x[i],
+            "one_hot": lambda x, i: nn.functional.one_hot(i, 5) * x[:, :2, :1],
+            "one_hot of one": lambda x, i: nn.functional.one_hot(i[0, 1], 4) * x,
+            "scatter_reduce": lambda x, i: x.scatter_reduce(1, i[:, :, None], x[:, :2, :1], "sum"),
             "places": lambda x, i: x[:, :, i[1]], "index_add": lambda x, i: x.index_add(2, i[0], x[:, :, :2])}
 
         class Choose(nn.Module):

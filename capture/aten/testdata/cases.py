@@ -25,6 +25,9 @@ def tensors(dtype):
         "zeros": torch.tensor([[1.0, 0, 2, 3], [0, 0, 1, 2], [4, 1, 2, 1]]),
         "logits": normal(6, 5), "image": normal(2, 5, 3, 2), "prob": normal(6, 5).softmax(-1), "cls": normal(5).abs(),
         "q": normal(2, 4, 3, 4), "kv": normal(2, 2, 3, 4), "one": normal(1, 3, 1), "scalar": normal(()),
+        "nx": torch.tensor([NAN, 1, 2, NAN, 0.5]), "ny": torch.tensor([1, NAN, 2, NAN, 3.0]),
+        "far": torch.tensor([INF, -INF, 1.0, -3.0]), **dict(zip(("gx", "glow", "ghigh"), torch.cartesian_prod(
+            torch.arange(4.0), torch.tensor([1.0, 2]), torch.tensor([1.0, 2])).unbind(-1))),
         "ch": normal(2, 4, 3), "chw": normal(4), "chb": normal(4), "hat": normal(3, 4), "hatb": normal(3, 4),
     }
     fixed = {
@@ -54,6 +57,7 @@ UNARY = {
     "mish": F.mish, "hardswish": F.hardswish, "hardsigmoid": F.hardsigmoid, "hardtanh": F.hardtanh,
     "logsigmoid": F.logsigmoid, "softsign": F.softsign, "tanhshrink": F.tanhshrink, "softshrink": F.softshrink,
     "hardshrink": F.hardshrink, "threshold": lambda x: F.threshold(x, 0.5, 0.25), "gelu": F.gelu,
+    "gelu tanh": lambda x: F.gelu(x, approximate="tanh"), "nan_to_num": torch.nan_to_num,
     "clamp": lambda x: x.clamp(-1, 2), "clamp_min": lambda x: x.clamp_min(0.5), "clamp_max": lambda x: x.clamp_max(0.5),
     "neg": torch.neg, "positive": torch.positive, "isnan": torch.isnan, "isinf": torch.isinf,
     "isfinite": torch.isfinite, "logical_not": torch.logical_not, "nan_to": lambda x: torch.where(x.isnan(), 0.0, x),
@@ -66,7 +70,7 @@ FINITE = {  # grow beyond f32 at kinks, or are not defined for all of them
 POSITIVE = {"log": torch.log, "log2": torch.log2, "log10": torch.log10, "log1p": torch.log1p, "sqrt": torch.sqrt,
             "rsqrt": torch.rsqrt, "reciprocal": torch.reciprocal, "pow -1.5": lambda x: x**-1.5,
             "pow 0.3": lambda x: x**0.3, "pow -2": lambda x: x**-2}
-INSIDE = {"asin": torch.asin, "acos": torch.acos, "atanh": torch.atanh, "log1p-": lambda x: torch.log1p(-x)}
+INSIDE = {"logit": torch.logit, "asin": torch.asin, "acos": torch.acos, "atanh": torch.atanh, "log1p-": lambda x: torch.log1p(-x)}
 
 REDUCE = {
     "amax": lambda x: x.amax(-1), "amin": lambda x: x.amin(-1), "amax keep": lambda x: x.amax(0, keepdim=True),
@@ -77,7 +81,8 @@ REDUCE = {
     "cumsum 0": lambda x: x.cumsum(0), "cumprod": lambda x: x.cumprod(-1), "logsumexp": lambda x: x.logsumexp(-1),
     "logsumexp keep": lambda x: x.logsumexp(0, keepdim=True), "log_softmax": lambda x: x.log_softmax(-1),
     "log_softmax 0": lambda x: x.log_softmax(0), "softmax": lambda x: x.softmax(0), "sum": lambda x: x.sum(0),
-    "count": lambda x: x.count_nonzero(-1),
+    "count": lambda x: x.count_nonzero(-1), "nansum": lambda x: x.nansum(-1), "nanmean": torch.nanmean,
+    "nanmean 0": lambda x: x.nanmean(0, keepdim=True), "aminmax": lambda x: torch.aminmax(x, dim=-1),
 }
 SPREAD = {
     "var": lambda x: x.var(-1), "var all": torch.var, "var 0": lambda x: x.var((0, 1), correction=0, keepdim=True),
@@ -96,7 +101,15 @@ SHAPE = {
     "repeat_interleave": lambda x: x.repeat_interleave(2, 1), "repeat_interleave flat": lambda x: x.repeat_interleave(2),
     "unbind": lambda x: x.unbind(1), "chunk": lambda x: x.chunk(2, -1), "split": lambda x: x.split([1, 3], -1),
     "tensor_split": lambda x: x.tensor_split(2, 1), "diagonal": lambda x: x.diagonal(0, 1, 2),
-    "diagonal 1": lambda x: x.diagonal(1, -2, -1), "diff": lambda x: x.diff(dim=-1), "squeeze": lambda x: x[:1].squeeze(),
+    "diagonal 1": lambda x: x.diagonal(1, -2, -1), "diff": lambda x: x.diff(dim=-1),
+    "diff ends": lambda x: x.diff(2, dim=1, prepend=x[:, :1] * 2, append=x[:, :2]),
+    "reflect": lambda x: F.pad(x, (2, 1), mode="reflect"), "replicate": lambda x: F.pad(x, (2, 1), mode="replicate"),
+    "circular": lambda x: F.pad(x, (2, 1), mode="circular"), "reflect 2": lambda x: F.pad(x, (1, 3, 2, 0), mode="reflect"),
+    "reflection_pad": lambda x: torch.ops.aten.reflection_pad1d(x, [1, 2]),
+    "replication_pad": lambda x: torch.ops.aten.replication_pad2d(x, [1, 2, 0, 1]),
+    "vstack": lambda x: torch.vstack([x[0], x[1, 0]]), "hstack": lambda x: torch.hstack([x[0, 0], x[1, 1]]),
+    "hstack 2": lambda x: torch.hstack([x, x[:, :1]]), "trace": lambda x: torch.trace(x[0]),
+    "empty": lambda x: torch.empty(4).fill_(2.0).to(x.dtype) * x, "squeeze": lambda x: x[:1].squeeze(),
     "squeeze dims": lambda x: x[:1, :, :1].squeeze((0, 2)), "ravel": torch.ravel, "pad": lambda x: F.pad(x, (1, 2)),
     "pad 2": lambda x: F.pad(x, (0, 1, 2, 0), value=1.5), "stack": lambda x: torch.stack([x, x * 2], -2),
     "cat": lambda x: torch.cat([x, x[:, :1]], 1), "expand_as": lambda x: x[:1].expand_as(x),
@@ -105,7 +118,8 @@ SHAPE = {
     "glu": lambda x: F.glu(x, -1), "permute": lambda x: x.permute(2, 0, 1), "step": lambda x: x[..., ::2],
 }
 PAIRS = {
-    "maximum": torch.maximum, "minimum": torch.minimum, "atan2": torch.atan2, "rsub": lambda x, y: torch.rsub(x, y),
+    "maximum": torch.maximum, "minimum": torch.minimum, "fmax": torch.fmax, "fmin": torch.fmin,
+    "logaddexp": torch.logaddexp, "atan2": torch.atan2, "rsub": lambda x, y: torch.rsub(x, y),
     "addcmul": lambda x, y: torch.addcmul(x, x, y, value=0.5), "lerp": lambda x, y: torch.lerp(x, y, 0.3),
     "lerp t": lambda x, y: torch.lerp(x, y, y.sigmoid()), "clamp t": lambda x, y: x.clamp(y, y + 0.5),
     "pow t": lambda x, y: (x.abs() + 0.1) ** y, "remainder": torch.remainder, "fmod": torch.fmod,
@@ -122,8 +136,7 @@ PAIRS = {
     "poisson": lambda x, y: F.poisson_nll_loss(x, y), "soft_margin": lambda x, y: F.soft_margin_loss(x, y.sign().detach()),
 }
 CASES = (
-    # PyTorch's gelu is NaN at infinity.
-    each(UNARY, "k", "x") + each({n: f for n, f in UNARY.items() if n != "gelu"}, "bad") + each(FINITE, "x") + each(POSITIVE, "plus") + each(INSIDE, "unit")
+    each(UNARY, "k", "x", "bad") + each(FINITE, "x") + each(POSITIVE, "plus") + each(INSIDE, "unit")
     + each({"log1p": torch.log1p, "expm1": torch.expm1, "atan": torch.atan}, "unit")
     + each({**REDUCE, **SPREAD}, "x", "same") + each(REDUCE, "badrow") + each({"prod": lambda x: x.prod(-1)}, "zeros")
     + each(SHAPE, "x")
@@ -132,6 +145,23 @@ CASES = (
                                 "huber", "bce logits", "soft_margin", "poisson")]
     + [
         ("maximum ties", torch.maximum, "same", "zeros"), ("clamp ties", lambda x, y: x.clamp(y, y + 9), "same", "zeros"),
+        ("minimum ties", torch.minimum, "same", "zeros"), ("fmin ties", torch.fmin, "same", "zeros"),
+        ("logaddexp ties", torch.logaddexp, "same", "zeros"), ("logaddexp bad", lambda x: torch.logaddexp(x, x.flip(0)), "bad"),
+        ("logaddexp inf", lambda x: torch.logaddexp(x, x), "bad"), ("maximum nan", torch.maximum, "nx", "ny"),
+        ("minimum nan", torch.minimum, "nx", "ny"), ("fmax nan", torch.fmax, "nx", "ny"), ("fmin nan", torch.fmin, "nx", "ny"),
+        ("clamp grid", torch.clamp, "gx", "glow", "ghigh"), ("clamp grid min", lambda x, y: x.clamp(min=y), "gx", "glow"),
+        ("clamp grid max", lambda x, y: x.clamp(max=y), "gx", "ghigh"), ("clamp nan", torch.clamp, "nx", "ny", "nx"),
+        ("clamp nan high", lambda x, y: x.clamp(x.detach() - 1, y), "nx", "ny"), ("clamp nan s", lambda x: x.clamp(-1, 1), "nx"),
+        ("clamp int", lambda j, i: j.clamp(i, i + 2), "j", "i"), ("clip", lambda x: torch.clip(x, -1, 0.5), "x"),
+        ("amax nan", lambda x: x.amax(-1), "nx"), ("max nan", torch.max, "nx"), ("min nan", torch.min, "nx"),
+        ("gelu far", F.gelu, "far"), ("gelu tanh far", lambda x: F.gelu(x, approximate="tanh"), "far"),
+        ("nan_to_num far", lambda x: torch.nan_to_num(x, 1.0, 2.0, -3.0), "far"), ("isposinf", torch.isposinf, "bad"),
+        ("isneginf", torch.isneginf, "bad"), ("second names", lambda x, y: torch.arctan(torch.absolute(torch.subtract(
+            torch.multiply(x, y), torch.true_divide(x, 2)))), "x", "y"), ("greater", lambda x, y: torch.greater(x, y), "x", "y"),
+        ("divide", lambda x, y: torch.divide(x, y.exp(), rounding_mode=None), "x", "y"),
+        ("scatter_reduce", lambda x, i: x.scatter_reduce(0, i.clamp(max=2), x[:2] * 2, "sum"), "hat", "i"),
+        ("scatter_reduce new", lambda x, i: x.scatter_reduce(1, i, x[:2] * 2, "sum", include_self=False), "hat", "i"),
+        ("take_along", lambda x, i: x.take_along_dim(i[:, None], -1), "x", "i"),
         ("pow zero", lambda x: (x.clamp_min(0)) ** 1.5, "zeros"),
         ("pow signs", lambda x, j: x.repeat(2)[:8].view(2, 4) ** j.to(x.dtype), "k", "j"), ("minimum bad", torch.minimum, "bad", "bad"),
         ("maximum bad", lambda x: torch.maximum(x, x.flip(0)), "bad"), ("l1 ties", F.l1_loss, "same", "zeros"),
