@@ -57,6 +57,8 @@ type Options struct {
 	// Named gives instructions the names of their operations, for those who read compiled programs.
 	// What runs is the same.
 	Named bool
+	// Grouped takes grouped GEMMs of experts also where they do not pay: to compare.
+	Grouped bool
 }
 
 // A Pass is a rewrite of graphs, with how many operations they had before and after it.

@@ -1,6 +1,7 @@
 package overlap
 
 import (
+	"cmp"
 	"slices"
 	"strings"
 
@@ -15,6 +16,7 @@ type cost struct {
 	bytes     int64
 	bits      int // of an element of a product's first operand
 	attention bool
+	share     float64 // of a library's FLOP rate, of kernels of our own; 0 is all of it
 }
 
 // seconds is the roofline: whichever takes longer.
@@ -24,7 +26,7 @@ func (c cost) seconds(r Rates) float64 {
 	case c.attention:
 		return max(t, float64(c.flops)/r.Attention)
 	case c.flops > 0:
-		return max(t, float64(c.flops)/r.gemm(c.bits))
+		return max(t, float64(c.flops)/r.gemm(c.bits)/cmp.Or(c.share, 1))
 	}
 	return t
 }
@@ -47,6 +49,12 @@ func costOf(c *hlo.Computation, i *hlo.Instruction) cost {
 		k.bytes = fusedBytes(i.Calls[0])
 	case i.Opcode == "async-start" && len(i.Calls) == 1:
 		return wrapped(i.Calls[0])
+	case fused.IsGroup(i.Spec): // tiles without tokens are skipped
+		g, err := fused.ParseGroup(i.Spec)
+		if err != nil {
+			return cost{}
+		}
+		return cost{flops: g.FLOPs(), bytes: g.Bytes(), bits: g.Bits(), share: g.Share()}
 	case i.Spec != "": // its operands may be stacks, of which it reads one round's part
 		if s, err := fused.ParseSpec(i.Spec); err == nil {
 			k.bytes = s.Bytes()

@@ -18,6 +18,9 @@ func (w *writer) triton(s *site) (out []*value) {
 	if len(found) != 1 {
 		w.refuse(diag.ReplayCall, "a call of %s that does not say what it computes", s.target)
 	}
+	if fused.IsGroup(found[0]) {
+		return w.grouped(s, found[0])
+	}
 	spec, err := fused.ParseSpec(found[0])
 	operands := spec.Operands()
 	if spec.Rounds > 0 {

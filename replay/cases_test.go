@@ -7,6 +7,7 @@ import (
 	"github.com/deepwell/deepwell/dtype"
 	"github.com/deepwell/deepwell/internal/lists"
 	"github.com/deepwell/deepwell/ir"
+	"github.com/deepwell/deepwell/kernels"
 	"github.com/deepwell/deepwell/model"
 	"github.com/deepwell/deepwell/plan"
 	"github.com/deepwell/deepwell/schedule"
@@ -26,6 +27,7 @@ type modelRow struct {
 	// with plans, gradients alone are replayed, and one of them belongs to CI's selection.
 	formats, plans []string
 	documents      int64 // that a sequence may have; 0 is what one call of attention takes
+	grouped        bool  // GEMMs of experts are, although so small ones do not pay
 }
 
 // models are small siblings of Llama and Qwen3. No two sizes that meet in a program are equal, so
@@ -202,10 +204,13 @@ func (m modelRow) cases(format string, row planRow) ([]testCase, error) {
 		p.Microbatches = 4
 	}
 	p.Batch = 2 * p.Microbatches * p.DataParallelSize()
+	if m.grouped {
+		p.Slots = []float64{4} // two tiles, or four of two devices
+	}
 	p.Types = plan.Types{Params: dtype.BF16, Grads: dtype.F32, Collectives: dtype.BF16}
 	p.Precision, p.Cluster = format, fmt.Sprintf("%dx%s", p.Devices(), gpu)
 	pairs, err := Pairs(step.Spec{Model: c, Recipe: step.RecipeOf(p), Plan: p,
-		Documents: m.documents})
+		Documents: m.documents, Kernels: kernels.Options{Grouped: m.grouped}})
 	if err != nil {
 		return nil, fmt.Errorf("%s %s, %s: %w", m.name, format, row.name, err)
 	}

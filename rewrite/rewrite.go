@@ -44,6 +44,9 @@ func passes(s *kernels.Selector, hasKernel func(*ir.Op) bool) []pass {
 		}
 		list = append(list, pass{"share-block-scales", shareBlockScales(hasKernel)},
 			pass{"part-shared-experts", partShared})
+		if s.Own() {
+			list = append(list, pass{"group-experts", groupExperts(s)})
+		}
 	}
 	return append(list, pass{"pack-bytes", pack})
 }

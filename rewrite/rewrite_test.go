@@ -35,7 +35,7 @@ func TestPassesOfTargets(t *testing.T) {
 			"share-block-scales", "part-shared-experts", "pack-bytes"}},
 		{kernels.For("sm_100"), []string{"expand-custom", "group-quantizations", "quantize-once",
 			"write-norms", "fuse-sources",
-			"share-block-scales", "part-shared-experts", "pack-bytes"}},
+			"share-block-scales", "part-shared-experts", "group-experts", "pack-bytes"}},
 	} {
 		if got := names(row.s); !slices.Equal(got, row.want) {
 			t.Errorf("%q has %q, want %q", row.s.Arch(), got, row.want)

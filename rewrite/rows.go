@@ -3,6 +3,7 @@ package rewrite
 import (
 	"fmt"
 	"slices"
+	"strings"
 	"sync"
 
 	"github.com/deepwell/deepwell/dtype"
@@ -70,6 +71,9 @@ var rows = sync.OnceValue(func() ir.Table {
 	for _, kind := range []string{"block_dot", "quantize_stats"} {
 		own[kind] = adapted(ir.Operations()[kind])
 	}
+	for _, kind := range groupedKinds {
+		own[grouped+kind] = groupedRow(kind)
+	}
 	return ir.Operations().With(own)
 })
 
@@ -86,7 +90,7 @@ func SourceKind(kind string) string {
 	case AmaxOnce:
 		return "amax"
 	}
-	return kind
+	return strings.TrimPrefix(kind, grouped)
 }
 
 // inferBarrier gives the types of the arguments.

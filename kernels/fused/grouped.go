@@ -176,7 +176,7 @@ func (g Group) product() (*tt.Kernel, error) {
 	n := len(args)
 	args = append(args, tt.Arg{Name: "experts", Elem: tt.I32, Shape: []int{g.Rows / groupRows}},
 		tt.Arg{Name: "y", Elem: tt.BF16, Shape: []int{g.Rows, g.Out}, Result: true})
-	b, v := tt.New(g.name(), args...)
+	b, v := tt.New(g.Name(), args...)
 	cols, stages := g.wide()
 	row, col := g.place(b, cols)
 	expert := b.Load(v[n].At(row))
@@ -207,7 +207,8 @@ func (g Group) place(b *tt.Builder, cols int) (row, col tt.Value) {
 	return first.Add(rest.Rem(high)), rest.Div(high)
 }
 
-func (g Group) name() string {
+// Name is the kernel's.
+func (g Group) Name() string {
 	kind := "grouped"
 	if g.Grad {
 		kind = "grouped_dw"
@@ -244,7 +245,7 @@ func (g Group) weightGrad() (*tt.Kernel, error) {
 	}
 	args = append(args, tt.Arg{Name: "filled", Elem: tt.I32, Shape: []int{g.Experts}},
 		tt.Arg{Name: "dw", Elem: elem, Shape: at, Result: true})
-	b, v := tt.New(g.name(), args...)
+	b, v := tt.New(g.Name(), args...)
 	const cols = 128 // a sum of 128×256 in float32 and its copy on the way out do not fit
 	across := ceil(g.In, cols)
 	id, expert := b.Program(0), b.Program(1)

@@ -95,3 +95,15 @@ func (g Group) Bits() int {
 	}
 	return g.Format.Codes().Bits()
 }
+
+// Share is the kernel's FLOP rate over a library's, by a model: a tile in one multiprocessor loads
+// 96 bytes a clock at full rate, of which L2 is assumed to give 64, and nothing hides the first
+// loads and the way out, which take as long as 892 numbers of the sum; libraries reach 72.5 % of
+// peak (reference/moe_lowering.md 6: 60 % of peak at sums of 7,168, 47 % at 2,048).
+func (g Group) Share() float64 {
+	sum := float64(g.In)
+	if g.Grad {
+		sum = float64(g.Filled) / float64(max(g.Experts, 1))
+	}
+	return 0.675 / 0.725 * sum / (sum + 892)
+}

@@ -106,7 +106,7 @@ func choices(t *testing.T, target string, f dtype.Format) []kernels.Choice {
 		t.Fatal(err)
 	}
 	p := plan.Default()
-	p.Model, p.Cluster, p.Seq, p.Batch, p.Precision = name, c.String(), 256, 1, string(f)
+	p.Model, p.Cluster, p.Seq, p.Batch, p.Precision = name, c.String(), 8192, 1, string(f)
 	p.Types = plan.Types{Params: dtype.BF16, Grads: dtype.F32, Collectives: dtype.BF16}
 	w, err := step.Build(step.Spec{Model: m.Trained(), Recipe: step.RecipeOf(p), Arch: c.Arch()})
 	if err != nil {

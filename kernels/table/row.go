@@ -56,7 +56,9 @@ func (m maker) row(k overlap.Kernel) Row {
 	switch {
 	case k.Spec != "":
 		r.Provider = own
-		if s, err := fused.ParseSpec(k.Spec); err == nil {
+		if g, err := fused.ParseGroup(k.Spec); err == nil {
+			r.Kernel = strings.ReplaceAll(g.Name(), "_", " ")
+		} else if s, err := fused.ParseSpec(k.Spec); err == nil {
 			r.own(s, n)
 		}
 	case strings.HasPrefix(k.Target, "__cudnn$"):
@@ -72,7 +74,9 @@ func (m maker) row(k overlap.Kernel) Row {
 	}
 	if k.FLOPs > 0 && !strings.HasPrefix(n.Kind, "attention") {
 		r.Operation = strings.TrimSpace(string(n.Tag) + " GEMM")
-		r.Shape = product(k)
+		if r.Shape = product(k); fused.IsGroup(k.Spec) {
+			r.Shape = grouped(k.Spec)
+		}
 	}
 	r.Why = m.why(r.Provider, n, named, k)
 	return r
@@ -86,6 +90,19 @@ func (r *Row) own(s fused.Spec, n stablehlo.Name) {
 	}
 	r.Operation = strings.TrimSpace(string(n.Tag) + " " + what)
 	r.Shape = fmt.Sprintf("%d×%d", s.Batch*s.Rows, s.Cols)
+}
+
+// grouped writes the sizes M×N×K of a grouped GEMM, with the rows that are expected.
+func grouped(spec string) string {
+	g, err := fused.ParseGroup(spec)
+	if err != nil {
+		return spec
+	}
+	rows := fmt.Sprintf("%d of %d", g.Filled, g.Rows)
+	if g.Grad {
+		return fmt.Sprintf("%d×%d×%d×(%s)", g.Experts, g.Out, g.In, rows)
+	}
+	return fmt.Sprintf("(%s)×%d×%d", rows, g.Out, g.In)
 }
 
 // number is what XLA puts behind a name to tell it from others.

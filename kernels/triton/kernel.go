@@ -43,6 +43,9 @@ func (b *Builder) Kernel(l Launch) (*Kernel, error) {
 		scratch: b.scratch * l.Grid[0] * l.Grid[1] * l.Grid[2]}, nil
 }
 
+// Scratch is the bytes of memory that the call needs for descriptors: its last result.
+func (k *Kernel) Scratch() int { return k.scratch }
+
 // Config is the backend_config of the kernel's call in StableHLO.
 func (k *Kernel) Config() string {
 	quoted := strings.NewReplacer(`\`, `\\`, `"`, `\"`, "\n", `\n`).Replace(k.Text)

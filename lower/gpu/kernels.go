@@ -10,7 +10,7 @@ import (
 
 // Kernels lists the kernels of XLA:GPU, by file. A new kernel is a row in the file of its kind.
 func Kernels() []stablehlo.Kernel {
-	return slices.Concat(attentionKernels(), blockDotKernels(), quantizeKernels(),
+	return slices.Concat(attentionKernels(), groupedKernels(), blockDotKernels(), quantizeKernels(),
 		expertKernels())
 }
 

@@ -40,12 +40,18 @@ func (w writer) tritonCall(k *triton.Kernel, in ...val) (out []val) {
 		layouts[side] = append(layouts[side], rowMajorLayout(len(a.Shape)))
 	}
 	names, types := stablehlo.Spell(operands)
+	visible := len(out)
+	if n := k.Scratch(); n > 0 { // memory for descriptors is a result of the call
+		t := ir.Type{Elem: dtype.U8, Dims: []ir.Dim{{Name: "scratch", Size: int64(n)}}}
+		out = append(out, &stablehlo.Value{Name: fmt.Sprintf("%s#%d", name, visible), Type: t})
+		layouts[1] = append(layouts[1], rowMajorLayout(1))
+	}
 	_, results := stablehlo.Spell(out)
 	w.Line("%s:%d = stablehlo.custom_call @__gpu$xla.gpu.triton(%s) {api_version = 4 : i32, "+
 		"backend_config = %s, operand_layouts = [%s], result_layouts = [%s]%s} : (%s) -> (%s)", name,
 		len(out), names, k.Config(), stablehlo.List(layouts[0]), stablehlo.List(layouts[1]), k.Aliases(),
 		types, results)
-	return out
+	return out[:visible]
 }
 
 // quantizeOnce prints the kernel that computes sources and quantizes them in one read. In a loop it

@@ -1,0 +1,105 @@
+package kernels
+
+import (
+	"fmt"
+
+	"github.com/deepwell/deepwell/dtype"
+	"github.com/deepwell/deepwell/kernels/fused"
+)
+
+// A Grouping is a GEMM of experts to choose for: rows of tokens [Experts, Slots, In] times weights
+// [Experts, Out, In], or the gradient of the weights, which sums over slots.
+type Grouping struct {
+	Experts, Slots, Out, In int64
+	// Tokens is how many rows hold a token if experts are loaded evenly; the rest are empty slots.
+	Tokens int64
+	// Parts is from how many devices the slots of an expert come, each filled from its first.
+	Parts  int64
+	Elem   dtype.DType  // of operands that are not quantized
+	Format dtype.Format // "" if they are not
+	Grad   bool
+	Wide   bool // the result is float32
+	// Moved tells that the weights, or their gradient, have another dimension before the experts, as
+	// FSDP gathers and reduces them: a library wants a copy with the experts first.
+	Moved bool
+}
+
+// tile is how many rows a grouped kernel takes or skips.
+const tile = 128
+
+// Filled is how many rows are expected in tiles with a token: of the last tile of each part half is
+// empty, and where parts do not begin with a tile, another half of the first. The gradient of
+// weights sums up to the last of them.
+func (g Grouping) Filled() int64 {
+	parts := max(g.Parts, 1)
+	waste := int64(tile / 2)
+	if g.Slots/parts%tile != 0 {
+		waste = tile
+	}
+	rows := g.Tokens/max(g.Experts, 1) + parts*waste
+	if g.Grad && parts > 1 {
+		rows = g.Slots
+	}
+	return g.Experts * min(g.Slots, (rows+tile-1)/tile*tile)
+}
+
+// flopsPerByte is how many FLOPs of a library's GEMM take as long as a byte of a copy: about 300 on
+// a B200 in bf16 and 390 in MXFP8.
+const flopsPerByte = 300
+
+// Groups tells whether a kernel of our own that skips tiles without a token computes a GEMM of
+// experts, and why. It must pay by the model of [fused.Group.Share]: what it skips, and the copies
+// that it does not need, against a library's higher rate.
+func (s *Selector) Groups(g Grouping) (why string, ok bool) {
+	switch {
+	case !s.Own():
+		return "", false
+	case g.Format == dtype.NVFP4:
+		return "NVFP4 has no grouped gradient of weights: its tiles sum over 256 rows, not 128", false
+	case g.Format != "" && g.Format != dtype.MXFP8 || g.Format == "" && g.Elem != dtype.BF16:
+		return "grouped kernels have bf16 and MXFP8", false
+	case g.Slots%tile != 0 || g.Out%tile != 0 || g.In%tile != 0:
+		return fmt.Sprintf("slots and sizes of experts are not whole tiles of %d", tile), false
+	case g.Grad && g.Wide && g.Format == "":
+		return "a library adds gradients in float32 to what is there already", false
+	}
+	size := 2 * g.Out * g.In
+	own := float64(g.Filled()*size) / g.share()
+	library := float64(g.Experts * g.Slots * size)
+	if g.Moved {
+		library += flopsPerByte * float64(g.copied())
+	}
+	if own >= library && !s.options.Grouped {
+		return fmt.Sprintf("%d %% of experts' tiles hold tokens: skipping the rest does not pay",
+			100*g.Filled()/(g.Experts*g.Slots)), false
+	}
+	if g.Moved {
+		return "experts' tiles without tokens are skipped; weights stay as FSDP gathers and reduces them",
+			true
+	}
+	return "experts' tiles without tokens are skipped", true
+}
+
+// share is the grouped kernel's FLOP rate over a library's.
+func (g Grouping) share() float64 {
+	return fused.Group{In: int(g.In), Experts: int(g.Experts), Grad: g.Grad,
+		Filled: int(g.Filled())}.Share()
+}
+
+// Equal is how many rows of an expert a library computes in the time of the grouped kernel.
+func (g Grouping) Equal() int64 { return int64(float64(g.Filled()/g.Experts) / g.share()) }
+
+// copied is the bytes that a copy of the weights, or of their gradient, reads and writes. XLA's
+// calls of cuBLASLt take weights in every order.
+func (g Grouping) copied() int64 {
+	n := g.Experts * g.Out * g.In
+	switch {
+	case g.Grad && g.Wide:
+		return 8 * n
+	case g.Grad:
+		return 4 * n
+	case g.Format == "":
+		return 0
+	}
+	return 2 * n
+}

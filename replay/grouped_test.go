@@ -1,0 +1,159 @@
+package replay
+
+import (
+	"regexp"
+	"slices"
+	"testing"
+
+	"github.com/deepwell/deepwell/internal/lists"
+	"github.com/deepwell/deepwell/internal/slowtest"
+	"github.com/deepwell/deepwell/kernels/fused"
+	"github.com/deepwell/deepwell/step"
+)
+
+// groupedMixtral is a small Mixtral whose experts are grouped GEMMs: sizes are whole tiles, and an
+// expert has two of each device, of which tokens fill about half of one.
+var groupedMixtral = modelRow{name: "mixtral grouped", grouped: true,
+	config: modelNamed("mixtral").config}
+
+// groupedIn lists the grouped products of a program, in their order.
+func groupedIn(t *testing.T, text string) (list []fused.Group) {
+	t.Helper()
+	for _, m := range regexp.MustCompile(`spec = "(grouped [^"]*)"`).FindAllStringSubmatch(text, -1) {
+		g, err := fused.ParseGroup(m[1])
+		if err != nil {
+			t.Fatal(err)
+		}
+		list = append(list, g)
+	}
+	return list
+}
+
+func groupedProgram(t *testing.T, format, plan string) Pair {
+	t.Helper()
+	row := lists.Find(planRows(), func(p planRow) bool { return p.name == plan })
+	list, err := groupedMixtral.cases(format, row)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return lists.Find(list, func(c testCase) bool { return c.pair.Kind == step.Gradient }).pair
+}
+
+// groupedPrograms are gradients, with the orders of the weights of their grouped GEMMs: as they
+// are, or with the dimension first that FSDP gathers and reduces along.
+var groupedPrograms = []struct {
+	format, plan    string
+	products, grads []string
+}{
+	{"bf16", "one", []string{"eko", "eok"}, []string{"eok"}},
+	{"bf16", expertPlan, []string{"keo", "oek"}, []string{"oek"}},
+	{"mxfp8", "one", []string{"eok"}, []string{"eok"}},
+	{"mxfp8", "fsdp8", []string{"keo", "oek"}, []string{"oek"}},
+	{"mxfp8", expertPlan, []string{"keo", "oek"}, []string{"oek"}},
+}
+
+// All GEMMs of experts are grouped: three forward, six backward, and two that a plan recomputes.
+func TestExpertsAreGrouped(t *testing.T) {
+	for _, row := range groupedPrograms {
+		list := groupedIn(t, groupedProgram(t, row.format, row.plan).GPU.Text)
+		var products, grads []string
+		for _, g := range list {
+			if g.Grad {
+				grads = append(grads, g.Weights)
+			} else {
+				products = append(products, g.Weights)
+			}
+		}
+		n := len(list)
+		slices.Sort(products)
+		slices.Sort(grads)
+		products, grads = slices.Compact(products), slices.Compact(grads)
+		slices.Sort(row.products)
+		t.Log(row.format, row.plan, n, list[0])
+		if n < 9 || !slices.Equal(products, row.products) || !slices.Equal(grads, row.grads) {
+			t.Errorf("%s, %s: %d grouped GEMMs with weights in %v, and gradients in %v", row.format,
+				row.plan, n, products, grads)
+		}
+	}
+}
+
+// Programs with grouped GEMMs compute what their references do.
+func TestReplayGrouped(t *testing.T) {
+	slowtest.Only(t)
+	r := runner(t)
+	for _, row := range groupedPrograms {
+		p := groupedProgram(t, row.format, row.plan)
+		one, _, err := r.Replay(t.Context(), p, Options{Wide: true, Fill: NaNs})
+		if err != nil {
+			t.Errorf("%s, %s: %v", row.format, row.plan, err)
+			continue
+		}
+		worst := one.Worst()
+		t.Logf("%s, %s: %.1e (%s) of %.1e", row.format, row.plan, worst.Relative, worst.Name,
+			p.Bound(true).Limit)
+		if !(worst.Relative <= p.Bound(true).Limit) {
+			t.Errorf("%s, %s: %s", row.format, row.plan, one.Summary())
+		}
+	}
+}
+
+// groupedFaults are what a grouped kernel, or what it is told, could have wrong.
+var groupedFaults = []fault{
+	{"another expert's weights", tritonTarget, func(w *writer, s *site) (bool, *value) {
+		g, ok := groupOf(s)
+		if !ok || g.Grad {
+			return false, nil
+		}
+		at := len(s.values) / 2
+		rows, dims := s.values[at], s.values[at].shape.dims
+		x := w.reshape(rows, int64(g.Experts), int64(g.Out), int64(g.In))
+		if g.Weights != "eok" {
+			return false, nil
+		}
+		s.values[at] = w.reshape(rotated(w, x, 0, 1), dims...)
+		return true, nil
+	}},
+	{"a tile skipped that has tokens", tritonTarget, func(w *writer, s *site) (bool, *value) {
+		g, ok := groupOf(s)
+		if !ok || g.Grad {
+			return false, nil
+		}
+		last := len(s.values) - 1
+		s.values[last] = w.fullInt(typeS32, s.values[last].shape.dims, -1)
+		return true, nil
+	}},
+	{"a gradient of no rows", tritonTarget, func(w *writer, s *site) (bool, *value) {
+		g, ok := groupOf(s)
+		if !ok || !g.Grad {
+			return false, nil
+		}
+		last := len(s.values) - 1
+		s.values[last] = w.fullInt(typeS32, s.values[last].shape.dims, 0)
+		return true, nil
+	}},
+}
+
+const tritonTarget = "__gpu$xla.gpu.triton"
+
+// groupOf reads the grouped product of a call.
+func groupOf(s *site) (fused.Group, bool) {
+	found := fused.SpecsIn(string(s.config))
+	if len(found) != 1 {
+		return fused.Group{}, false
+	}
+	g, err := fused.ParseGroup(found[0])
+	return g, err == nil
+}
+
+// Faults of grouped kernels are found.
+func TestFaultsOfGrouped(t *testing.T) {
+	slowtest.Only(t)
+	r := runner(t)
+	p := groupedProgram(t, "mxfp8", "one")
+	planted := map[string]bool{}
+	names, programs := plantAll(t, r, p, groupedFaults, planted)
+	if len(planted) != len(groupedFaults) {
+		t.Errorf("only %v fit", names)
+	}
+	findAll(t, r, p, names, programs)
+}
