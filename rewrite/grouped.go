@@ -109,20 +109,8 @@ func shapeOf(op *ir.Op) (e Experts, ok bool) {
 		(e.Grad || w.Index(ir.Slots) < 0 && !e.Wide)
 }
 
-// ExpertsOf reads a GEMM of experts before it is grouped. Whether a gradient is reduced along
-// another dimension than the experts is not known yet: that of quantized weights is taken to be.
-func ExpertsOf(op *ir.Op) (e Experts, ok bool) {
-	e, ok = expertsOf(op, nil)
-	if ok && e.Grad && e.Format != "" {
-		e.Moved = slices.ContainsFunc(op.Out[0].Type.Place, func(s ir.AxisSharding) bool {
-			return s.Dim == ir.Partial
-		})
-	}
-	return e, ok
-}
-
-// expertsOf finds what a GEMM of experts depends on beside its sizes. by are the readers of values;
-// nil leaves the order of a gradient open.
+// expertsOf finds what a GEMM of experts depends on beside its sizes. by are the readers of
+// values.
 func expertsOf(op *ir.Op, by map[*ir.Value][]*ir.Op) (e Experts, ok bool) {
 	if e, ok = shapeOf(op); !ok {
 		return e, false

@@ -12,29 +12,12 @@ import (
 // groupedKernels are GEMMs of experts that skip tiles without a token.
 func groupedKernels() []stablehlo.Kernel {
 	return []stablehlo.Kernel{{
-		Name: kernels.Triton, Kinds: rewrite.GroupedKinds(), Print: on(groupedDot), Work: groupedWork,
-		Applies: func(s *kernels.Selector, op *ir.Op) (string, bool) {
-			if e, _, ok := rewrite.GroupedOf(op); ok {
-				return e.Why, true
-			}
-			e, ok := rewrite.ExpertsOf(op)
-			if !ok {
-				return "", false
-			}
-			return s.Groups(e.Grouping)
+		Name: kernels.Triton, Kinds: rewrite.GroupedKinds(), Print: on(groupedDot),
+		Applies: func(_ *kernels.Selector, op *ir.Op) (string, bool) {
+			e, _, ok := rewrite.GroupedOf(op)
+			return e.Why, ok
 		},
 	}}
-}
-
-// groupedWork has as many rows as a library computes in the kernel's time: prices are a library's.
-func groupedWork(g *ir.Graph, op *ir.Op) ir.Work {
-	w := g.Work(op)
-	if e, ok := rewrite.ExpertsOf(op); ok && e.Grad {
-		w.K = e.Equal()
-	} else if ok {
-		w.M = e.Equal()
-	}
-	return w
 }
 
 // groupedDot prints a grouped GEMM. Rows are as dispatch gives them, [experts, slots, ...]: tokens

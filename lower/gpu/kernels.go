@@ -10,8 +10,8 @@ import (
 
 // Kernels lists the kernels of XLA:GPU, by file. A new kernel is a row in the file of its kind.
 func Kernels() []stablehlo.Kernel {
-	return slices.Concat(attentionKernels(), groupedKernels(), blockDotKernels(), quantizeKernels(),
-		expertKernels())
+	return slices.Concat(attentionKernels(), blockDotKernels(), quantizeKernels(),
+		expertKernels(), groupedKernels())
 }
 
 type val = stablehlo.Val
