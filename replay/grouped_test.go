@@ -16,7 +16,7 @@ import (
 var groupedMixtral = modelRow{name: "mixtral grouped", grouped: true,
 	config: modelNamed("mixtral").config}
 
-// groupedIn lists the grouped products of a program, in their order.
+// groupedIn lists the grouped GEMMs of a program, in their order.
 func groupedIn(t *testing.T, text string) (list []fused.Group) {
 	t.Helper()
 	for _, m := range regexp.MustCompile(`spec = "(grouped [^"]*)"`).FindAllStringSubmatch(text, -1) {
@@ -43,7 +43,7 @@ func groupedProgram(t *testing.T, format, plan string) Pair {
 // are, or with the dimension first that FSDP gathers and reduces along.
 var groupedPrograms = []struct {
 	format, plan    string
-	products, grads []string
+	forward, grads []string
 }{
 	{"bf16", "one", []string{"eko", "eok"}, []string{"eok"}},
 	{"bf16", expertPlan, []string{"keo", "oek"}, []string{"oek"}},
@@ -56,23 +56,23 @@ var groupedPrograms = []struct {
 func TestExpertsAreGrouped(t *testing.T) {
 	for _, row := range groupedPrograms {
 		list := groupedIn(t, groupedProgram(t, row.format, row.plan).GPU.Text)
-		var products, grads []string
+		var forward, grads []string
 		for _, g := range list {
 			if g.Grad {
 				grads = append(grads, g.Weights)
 			} else {
-				products = append(products, g.Weights)
+				forward = append(forward, g.Weights)
 			}
 		}
 		n := len(list)
-		slices.Sort(products)
+		slices.Sort(forward)
 		slices.Sort(grads)
-		products, grads = slices.Compact(products), slices.Compact(grads)
-		slices.Sort(row.products)
+		forward, grads = slices.Compact(forward), slices.Compact(grads)
+		slices.Sort(row.forward)
 		t.Log(row.format, row.plan, n, list[0])
-		if n < 9 || !slices.Equal(products, row.products) || !slices.Equal(grads, row.grads) {
+		if n < 9 || !slices.Equal(forward, row.forward) || !slices.Equal(grads, row.grads) {
 			t.Errorf("%s, %s: %d grouped GEMMs with weights in %v, and gradients in %v", row.format,
-				row.plan, n, products, grads)
+				row.plan, n, forward, grads)
 		}
 	}
 }
@@ -97,7 +97,7 @@ func TestReplayGrouped(t *testing.T) {
 	}
 }
 
-// groupedFaults are what a grouped kernel, or what it is told, could have wrong.
+// groupedFaults are what a grouped kernel, or its arguments, could have wrong.
 var groupedFaults = []fault{
 	{"another expert's weights", tritonTarget, func(w *writer, s *site) (bool, *value) {
 		g, ok := groupOf(s)
@@ -135,7 +135,7 @@ var groupedFaults = []fault{
 
 const tritonTarget = "__gpu$xla.gpu.triton"
 
-// groupOf reads the grouped product of a call.
+// groupOf reads the grouped GEMM of a call.
 func groupOf(s *site) (fused.Group, bool) {
 	found := fused.SpecsIn(string(s.config))
 	if len(found) != 1 {
