@@ -42,7 +42,7 @@ func groupedProgram(t *testing.T, format, plan string) Pair {
 // groupedPrograms are gradients, with the orders of the weights of their grouped GEMMs: as they
 // are, or with the dimension first that FSDP gathers and reduces along.
 var groupedPrograms = []struct {
-	format, plan    string
+	format, plan   string
 	forward, grads []string
 }{
 	{"bf16", "one", []string{"eko", "eok"}, []string{"eok"}},
