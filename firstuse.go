@@ -62,13 +62,13 @@ func (r *runner) compareKernels(ctx context.Context, open func() (comparer, func
 	return r.checkMemory()
 }
 
-// differing lists the kernels that are not what their plain forms are, by [fused.Spec.Key].
+// differing lists the kernels that are not what their plain forms are, by their keys.
 func (r *runner) differing(ctx context.Context, specs []string, compare comparer) (
 	refused []string) {
 	for _, text := range specs {
-		spec, err := fused.ParseSpec(text)
-		if err != nil || slices.Contains(refused, spec.Key()) {
-			continue // not a quantizing kernel, or known to differ
+		key, ok := keyOfKernel(text)
+		if !ok || slices.Contains(refused, key) {
+			continue // a kernel without a plain form, or known to differ
 		}
 		apart, err := compare(ctx, text)
 		if ctx.Err() != nil {
@@ -77,14 +77,23 @@ func (r *runner) differing(ctx context.Context, specs []string, compare comparer
 		if err == nil && apart <= firstuse.Limit {
 			continue
 		}
-		refused = append(refused, spec.Key())
-		e := event.KernelDiffers{Kernel: spec.Key(), Spec: text, Apart: apart, Limit: firstuse.Limit}
+		refused = append(refused, key)
+		e := event.KernelDiffers{Kernel: key, Spec: text, Apart: apart, Limit: firstuse.Limit}
 		if err != nil {
 			e.Why = diag.From(err).What
 		}
 		r.early().Emit(e)
 	}
 	return refused
+}
+
+// keyOfKernel is the key of a kernel that can be compared.
+func keyOfKernel(text string) (key string, ok bool) {
+	if g, err := fused.ParseGroup(text); err == nil {
+		return g.Key(), true
+	}
+	s, err := fused.ParseSpec(text)
+	return s.Key(), err == nil
 }
 
 // ownSpecs lists the kernels of our own that programs call, each once. Sizes that are compared
@@ -94,7 +103,9 @@ func ownSpecs(p *step.Programs) (list []string) {
 	for _, one := range p.List {
 		for _, text := range fused.SpecsIn(one.Module.Text) {
 			key := text
-			if s, err := fused.ParseSpec(text); err == nil {
+			if g, err := fused.ParseGroup(text); err == nil {
+				key = firstuse.SmallGroup(g).String()
+			} else if s, err := fused.ParseSpec(text); err == nil {
 				key = firstuse.Small(s).String()
 			}
 			if !seen[key] {

@@ -60,6 +60,8 @@ func (s *Selector) Groups(g Grouping) (why string, ok bool) {
 		return "grouped kernels have bf16 and MXFP8", false
 	case g.Slots%tile != 0 || g.Out%tile != 0 || g.In%tile != 0:
 		return fmt.Sprintf("slots and sizes of experts are not whole tiles of %d", tile), false
+	case s.Refuses(fused.Group{Format: g.Format, Grad: g.Grad}.Key()):
+		return "the grouped kernel differs on a GPU of this run from its plain form", false
 	case g.Grad && g.Wide && g.Format == "":
 		return "a library adds gradients in float32 to what is there already", false
 	}

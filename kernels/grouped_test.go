@@ -83,6 +83,21 @@ func TestGroups(t *testing.T) {
 	}
 }
 
+// A kernel that differs on a GPU is not taken; others are.
+func TestGroupsRefused(t *testing.T) {
+	s := kernels.For("sm_100").With(kernels.Options{Refused: []string{"grouped mxfp8"}})
+	moved := func(g *kernels.Grouping) { g.Format, g.Moved = dtype.MXFP8, true }
+	if why, ok := s.Groups(mixtral(moved)); ok || !strings.Contains(why, "differs") {
+		t.Errorf("a refused kernel is taken: %q", why)
+	}
+	for _, g := range []kernels.Grouping{mixtral(func(*kernels.Grouping) {}),
+		mixtral(func(g *kernels.Grouping) { moved(g); g.Grad = true })} {
+		if why, ok := s.Groups(g); !ok {
+			t.Errorf("%+v: %q", g, why)
+		}
+	}
+}
+
 // Rows that are expected in tiles: half a tile of each part is empty, or a whole one.
 func TestFilled(t *testing.T) {
 	for _, row := range []struct {

@@ -51,8 +51,8 @@ type Selector struct {
 type Options struct {
 	// Without leaves out kernels of our own, to compare.
 	Without bool
-	// Refused are kernels of our own that are not used ([fused.Spec.Key]): on a GPU of the run they
-	// differ from their plain form.
+	// Refused are kernels of our own that are not used ([fused.Spec.Key], [fused.Group.Key]): on a GPU
+	// of the run they differ from their plain form.
 	Refused []string
 	// Named gives instructions the names of their operations, for those who read compiled programs.
 	// What runs is the same.
@@ -96,7 +96,7 @@ func (s *Selector) Blocks() bool {
 // Own reports whether programs have kernels of our own, of package kernels/fused.
 func (s *Selector) Own() bool { return s.Blocks() && !s.options.Without }
 
-// Refuses reports whether a kernel of our own is not to be used, by its [fused.Spec.Key].
+// Refuses reports whether a kernel of our own is not to be used, by its key.
 func (s *Selector) Refuses(key string) bool {
 	return s != nil && slices.Contains(s.options.Refused, key)
 }

@@ -44,6 +44,9 @@ func Small(s fused.Spec) fused.Spec {
 // nothing, only quantizes, is wrong unless its bytes are equal.
 func Compare(ctx context.Context, e *engine.Engine, text string, seed uint64) (apart float64,
 	err error) {
+	if fused.IsGroup(text) {
+		return compareGroup(ctx, e, text, seed)
+	}
 	s, err := fused.ParseSpec(text)
 	if err != nil {
 		return 0, err

@@ -65,6 +65,15 @@ func ParseGroup(text string) (g Group, err error) {
 	return g, nil
 }
 
+// Key names the kernel whatever its sizes are, as [Spec.Key] does.
+func (g Group) Key() string {
+	key := "grouped " + cmp.Or(string(g.Format), "bf16")
+	if g.Grad {
+		key += " grad"
+	}
+	return key
+}
+
 // FLOPs is what the product computes of the rows that are expected.
 func (g Group) FLOPs() int64 { return 2 * int64(g.Filled) * int64(g.Out) * int64(g.In) }
 
