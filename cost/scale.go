@@ -8,6 +8,7 @@ import (
 	"github.com/deepwell/deepwell/ir"
 	"github.com/deepwell/deepwell/kernels"
 	"github.com/deepwell/deepwell/plan"
+	"github.com/deepwell/deepwell/rewrite"
 )
 
 // A scaler rescales values to the sizes they have under another sharding of the same operations.
@@ -165,7 +166,7 @@ func (p *Part) work() (list [passes][]Item) {
 
 // item is the work of an entry in the scaled sizes.
 func (x *scaler) item(e entry) Item {
-	op := *e.op
+	whole, op := e.op, *e.op
 	op.In, op.Out = x.values(op.In), x.values(op.Out)
 	e.op, e.handed = &op, x.values(e.handed)
 	if e.reads != nil {
@@ -176,5 +177,29 @@ func (x *scaler) item(e entry) Item {
 		}
 		e.sources = sources
 	}
-	return e.item(&x.graph, x.target)
+	item := e.item(&x.graph, x.target)
+	if item.Class == ir.Matmul && item.Tag == ir.Experts {
+		x.group(whole, &item.Work)
+	}
+	return item
+}
+
+// group gives a GEMM of experts that is a grouped kernel the rows that a library computes in the
+// same time: prices are a library's.
+func (x *scaler) group(op *ir.Op, w *ir.Work) {
+	g, ok := rewrite.GroupingOf(op, func(v *ir.Value) ir.Type { return x.value(v).Type })
+	if !ok {
+		return
+	}
+	if w.Format != "" {
+		g.Format = w.Format
+	}
+	if _, ok = x.target.Groups(g); !ok {
+		return
+	}
+	if g.Grad {
+		w.K = g.Equal()
+	} else {
+		w.M = g.Equal()
+	}
 }

@@ -88,6 +88,9 @@ func (g Grouping) share() float64 {
 		Filled: int(g.Filled())}.Share()
 }
 
+// Equal is how many rows of an expert a library computes in the time of the grouped kernel.
+func (g Grouping) Equal() int64 { return int64(float64(g.Filled()/g.Experts) / g.share()) }
+
 // copied is the bytes that a copy of the weights, or of their gradient, reads and writes. XLA's
 // calls of cuBLASLt take weights in every order.
 func (g Grouping) copied() int64 {

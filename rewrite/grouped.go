@@ -48,7 +48,7 @@ func groupExperts(s *kernels.Selector) func(*ir.Graph) error {
 	return func(g *ir.Graph) error {
 		by := readers(g)
 		return rows().Edit(g, func(r *ir.Rewriter, op *ir.Op) []*ir.Value {
-			e, ok := expertsOf(op, by)
+			e, ok := expertsOf(op, by, typeOf)
 			if !ok {
 				return nil
 			}
@@ -74,20 +74,20 @@ func GroupedOf(op *ir.Op) (e Experts, filled int64, ok bool) {
 	}
 	one := *op
 	one.Kind, one.In = strings.TrimPrefix(op.Kind, grouped), op.In[:len(op.In)-1]
-	e, ok = shapeOf(&one)
+	e, ok = shapeOf(&one, typeOf)
 	e.Rows, e.First = op.In[len(op.In)-1], op.Attrs.Text(attrFirst)
 	e.Why = op.Attrs.Text(attrWhy)
 	return e, op.Attrs.Int(attrFilled), ok
 }
 
 // shapeOf reads the sizes of a GEMM of experts: one dimension is kept of the weights, one is summed
-// over, and rows are slots.
-func shapeOf(op *ir.Op) (e Experts, ok bool) {
+// over, and rows are slots. Values have the types that typed gives.
+func shapeOf(op *ir.Op, typed func(*ir.Value) ir.Type) (e Experts, ok bool) {
 	if !slices.Contains(groupedKinds, op.Kind) {
 		return e, false
 	}
 	n, over := len(op.In)/2, op.Attrs.List("over")
-	x, w := op.In[0].Type, op.In[n].Type
+	x, w := typed(op.In[0]), typed(op.In[n])
 	if len(over) != 1 || len(x.Dims) != 3 || len(w.Dims) != 3 || x.Index(ir.ExpertDim) < 0 ||
 		w.Index(ir.ExpertDim) < 0 || x.Index(ir.Slots) < 0 {
 		return e, false
@@ -109,10 +109,20 @@ func shapeOf(op *ir.Op) (e Experts, ok bool) {
 		(e.Grad || w.Index(ir.Slots) < 0 && !e.Wide)
 }
 
+func typeOf(v *ir.Value) ir.Type { return v.Type }
+
+// GroupingOf reads a GEMM of experts in a graph before rewriting, for prices: values have the types
+// that typed gives. Along which dimension a gradient is reduced is left open.
+func GroupingOf(op *ir.Op, typed func(*ir.Value) ir.Type) (kernels.Grouping, bool) {
+	e, ok := expertsOf(op, nil, typed)
+	return e.Grouping, ok
+}
+
 // expertsOf finds what a GEMM of experts depends on beside its sizes. by are the readers of
 // values.
-func expertsOf(op *ir.Op, by map[*ir.Value][]*ir.Op) (e Experts, ok bool) {
-	if e, ok = shapeOf(op); !ok {
+func expertsOf(op *ir.Op, by map[*ir.Value][]*ir.Op, typed func(*ir.Value) ir.Type) (e Experts,
+	ok bool) {
+	if e, ok = shapeOf(op, typed); !ok {
 		return e, false
 	}
 	n := len(op.In) / 2
@@ -128,9 +138,9 @@ func expertsOf(op *ir.Op, by map[*ir.Value][]*ir.Op) (e Experts, ok bool) {
 	if e.Format != "" && !e.Grad {
 		e.Rows = op.In[1] // scales are a byte for 32 numbers
 	}
-	slots := dispatch.Out[0].Type
+	slots := typed(dispatch.Out[0])
 	e.Parts = e.Slots / slots.Size(ir.Slots)
-	choices := lists.Product(dispatch.In[1].Type.Dims, func(d ir.Dim) int64 { return d.Size })
+	choices := lists.Product(typed(dispatch.In[1]).Dims, func(d ir.Dim) int64 { return d.Size })
 	e.Tokens = min(choices, slots.Size(ir.ExpertDim)*slots.Size(ir.Slots))
 	if e.Grad {
 		e.First = reducedAlong(op.Out[0], by)
