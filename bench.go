@@ -71,9 +71,9 @@ func benchModel(job BenchJob, o *gpubench.Options) error {
 			At("%s", job.Source).Try("deepwell models lists them; or a folder with config.json")
 	}
 	o.Model, o.Seq = m.Config, cmp.Or(job.Seq, min(usualBenchSeq, m.Config.Context))
-	switch f := dtype.Format(job.Precision); {
-	case f == "" || f == dtype.FormatBF16:
-	case f == dtype.MXFP8 || f == dtype.NVFP4:
+	switch f := dtype.Format(job.Precision); f {
+	case "", dtype.FormatBF16:
+	case dtype.MXFP8, dtype.NVFP4:
 		o.Format = f
 	default:
 		return diag.New(diag.BadUsage, "bench knows no precision %q", job.Precision).At("--precision").

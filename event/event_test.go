@@ -41,6 +41,8 @@ var samples = []Event{
 	Profiled{Path: "run/trace.json"},
 	Weights{From: FromFiles, Path: "./shard", Tensors: 26, DType: "bf16", Bytes: 723200, Seed: 3},
 	Stalled{41, "step", 61, 60, "the engine, program update", "run/stall.txt"},
+	KernelDiffers{Kernel: "mxfp8: bf16 -> 0", Spec: "mxfp8 1x64x128 along: bf16 -> 0", Apart: 1,
+		Limit: 0.002},
 }
 
 func TestEveryKindIsSampled(t *testing.T) {

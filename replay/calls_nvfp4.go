@@ -30,7 +30,7 @@ func (k *fourKernel) results(parts []*value) (out []*value) {
 	}
 	for part, y := range parts {
 		y = k.reshape(y, batch, rows, cols)
-		if k.Spec.Keep {
+		if k.Keep {
 			out = append(out, y)
 		}
 		y = k.convert(y, typeF32)

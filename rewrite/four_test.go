@@ -96,7 +96,7 @@ func TestFormsOfFour(t *testing.T) {
 			continue
 		}
 		f, err := FourOf(g.Ops[at])
-		if err != nil || f.Form.Along != c.want.Along || f.Across != c.want.Across ||
+		if err != nil || f.Along != c.want.Along || f.Across != c.want.Across ||
 			f.Tile != c.want.Tile || f.Layers != c.want.Layers {
 			t.Errorf("%s: %+v, %v", c.name, f, err)
 		}

@@ -40,7 +40,7 @@ func beside(a triton.Arg) (b []byte) {
 
 // largest are the bits of the largest magnitudes of each program's tile.
 func largest(s fused.Spec, k *triton.Kernel, bits []uint16) (list []result, err error) {
-	rows, cols := k.Launch.Grid[0], k.Launch.Grid[1]
+	rows, cols := k.Grid[0], k.Grid[1]
 	high, wide := 32, 128
 	if s.Cols%256 == 0 {
 		wide = 256
