@@ -21,7 +21,7 @@ func TestBlocks(t *testing.T) {
 		{dtype.MXFP8, 2, 2, 1.03 * (2 + 2*33.0/32)},
 		{dtype.MXFP8, 2, 1, 1.03 * (2 + 33.0/32)},
 		{dtype.MXFP8, 4, 2, 1.03 * (4 + 2*33.0/32)},
-		{dtype.NVFP4, 2, 2, 1.47 * (2*2 + 2*9.0/16)},
+		{dtype.NVFP4, 2, 2, 1.05 * (2*2 + 2*9.0/16)},
 		{dtype.NVFP4, 2, 0, 0}, {dtype.FormatBF16, 2, 2, 0}, {dtype.FormatF32, 4, 2, 0},
 	} {
 		want := row.bytes * n / rate

@@ -15,27 +15,35 @@ type Quantizing struct {
 	// largest magnitude of a tensor first.
 	reads float64
 	moved float64 // how many times the bytes that must be moved compiled programs move
+	// saved is how many reads of a source that its kernels compute there are less.
+	saved float64
 	// Count is how many kernels there are: one for scales and one for codes, and for NVFP4 the
 	// largest magnitude and its sum over devices besides.
 	Count float64
 }
 
 // measuredMoves has, by format, how many times the bytes that must be moved compiled programs move
-// (docs/precision.md, TestGEMMsAreCuDNNsOnBlackwell of lower): of MXFP8 a kernel of our own and the
-// swizzles of scales, for NVFP4 the middle of 1.39 and 1.56. A format that was not measured is
-// taken to move 1.5 times.
-var measuredMoves = map[dtype.Format]float64{dtype.MXFP8: 1.03, dtype.NVFP4: 1.47}
+// (docs/precision.md; TestGEMMsAreCuDNNsOnBlackwell of lower holds them): kernels of our own and
+// the swizzles of scales. A format that was not measured is taken to move 1.5 times.
+var measuredMoves = map[dtype.Format]float64{dtype.MXFP8: 1.03, dtype.NVFP4: 1.05}
+
+// savedReads has, by format, how many reads of a source are saved if its kernels compute it. MXFP8
+// does not read it at all. Of NVFP4, which needs the largest magnitude first, a norm is computed
+// twice from as much as it gives, which saves one; SwiGLU is written by the first kernel and read
+// by the second, which saves none; the gradients of SwiGLU are two from three, computed twice.
+var savedReads = map[dtype.Format]float64{dtype.MXFP8: 1, dtype.NVFP4: 0.5}
 
 // ComputesSource tells whether the kernel that quantizes to a format also computes what it
 // quantizes, element by element (pass fuse-sources of package rewrite).
-func (s *Selector) ComputesSource(f dtype.Format) bool { return s.Blocks() && f == dtype.MXFP8 }
+func (s *Selector) ComputesSource(f dtype.Format) bool { return s.Blocks() && savedReads[f] > 0 }
 
 // Quantizing is how our own programs quantize to a format on the target.
 func (s *Selector) Quantizing(f dtype.Format) Quantizing {
 	if !f.Quantized() {
 		return Quantizing{}
 	}
-	q := Quantizing{bytes: f.Bytes(), reads: 1, moved: cmp.Or(measuredMoves[f], 1.5), Count: 2}
+	q := Quantizing{bytes: f.Bytes(), reads: 1, moved: cmp.Or(measuredMoves[f], 1.5),
+		saved: savedReads[f], Count: 2}
 	if f.TensorScale() { // amax of the tensor first: one more read, a kernel and an all-reduce
 		q.reads, q.Count = 2, 4
 	}
@@ -43,14 +51,14 @@ func (s *Selector) Quantizing(f dtype.Format) Quantizing {
 }
 
 // Bytes is the memory traffic of quantizing a tensor of elements with wide bytes each, in 1 or 2
-// orientations (sides). A tensor that the kernel computes is read once less.
+// orientations (sides). A tensor that the kernels compute is read less.
 func (q Quantizing) Bytes(elements, wide, sides float64, computed bool) float64 {
 	if sides == 0 {
 		return 0
 	}
 	reads := q.reads
 	if computed {
-		reads--
+		reads -= q.saved
 	}
 	return q.moved * (elements * (reads*wide + sides*q.bytes))
 }

@@ -28,6 +28,7 @@ func stackPrograms(t *testing.T) (some []*distinct) {
 		kind         step.Kind
 	}{
 		{"mxfp8", "one", 2, step.Gradient},
+		{"nvfp4", "one", 2, step.Gradient},
 		{"bf16", "fsdp8", 2, step.Gradient},
 		{"bf16", "one", 2, step.Gradient},
 		{"bf16", "fsdp8 offload", 2, step.Gradient},

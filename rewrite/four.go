@@ -146,7 +146,7 @@ func (j *joiner) amax(r *ir.Rewriter, op *ir.Op) (own []*ir.Value) {
 			ops[to], quantize[to] = []*ir.Op{other}, q
 		}
 	}
-	a := op.Attrs.With("hadamard", false).With("along", nil)
+	a := op.Attrs.With("hadamard", false).With("along", nil).With("format", string(ir.NVFP4))
 	for k, q := range quantize {
 		if q == nil {
 			continue
@@ -207,6 +207,94 @@ func (j *joiner) scaled(op *ir.Op, source *ir.Value) *ir.Op {
 		}
 	}
 	return nil
+}
+
+// four decides how the source of a search for largest magnitudes is computed. They must be known
+// before the source is quantized, so that either the search writes the source and the quantization
+// reads it, or both compute it: whichever moves fewer bytes. A source that others read, too, is
+// written by the search.
+func (f *fuser) four(op *ir.Op, rest []*ir.Op) *fusion {
+	once := f.fusion(nil, op)
+	twice := f.widest(f.quantized, op, lists.Filter(rest, func(other *ir.Op) bool {
+		return f.quantized(other) != nil && drawnAlike(f.quantized(op), f.quantized(other))
+	}))
+	if twice == nil || len(twice.twice) == 0 || twice.keep || len(twice.quantize) > mostParts {
+		return once
+	}
+	// In matrices that are moved: written by the search, each source is written and read once.
+	written := 0
+	for _, one := range twice.quantize {
+		if alone := f.fusion(nil, one); alone != nil {
+			written += alone.expr.Matrices() + 2
+		}
+	}
+	if 2*twice.expr.Matrices() < written {
+		return twice
+	}
+	return once
+}
+
+// mostParts is how many sources one kernel of NVFP4 computes and quantizes: with more, registers
+// spill.
+const mostParts = 2
+
+// quantized lists the quantization that takes all its largest magnitudes from a search of the same
+// source, if there is just one.
+func (f *fuser) quantized(op *ir.Op) (list []*ir.Op) {
+	for _, q := range f.by[op.In[0]] {
+		if q.Kind == QuantizeOnce && q.In[0] == op.In[0] && !q.Attrs.Bool("tile") && alike(op, q) &&
+			q.In[0].Type.StackDepth() <= 1 && slices.Equal(q.In[1:1+len(op.Out)], op.Out) {
+			list = append(list, q)
+		}
+	}
+	if len(list) != 1 {
+		return nil
+	}
+	return list
+}
+
+// drawnAlike tells whether random bits of two quantizations come from the same places.
+func drawnAlike(a, b []*ir.Op) bool {
+	if len(a) != 1 || len(b) != 1 || len(a[0].In) != len(b[0].In) {
+		return false
+	}
+	n := len(a[0].In) - chanceOperands(a[0])
+	return slices.Equal(a[0].Attrs.List(attrChance), b[0].Attrs.List(attrChance)) &&
+		slices.EqualFunc(a[0].In[n:], b[0].In[n:], same)
+}
+
+// chanceOperands counts the operands that random bits come from.
+func chanceOperands(op *ir.Op) int {
+	if len(op.Attrs.List(attrChance)) == 0 {
+		return 0
+	}
+	return 3
+}
+
+// writeAgain adds the quantization of sources that it computes, as the search for their largest
+// magnitudes did before.
+func (u *fusion) writeAgain(r *ir.Rewriter) (own []*ir.Value) {
+	first := u.twice[0]
+	in := slices.Clone(u.operands)
+	var tensors []string
+	for _, q := range u.twice {
+		in = append(in, q.In[1:len(q.In)-chanceOperands(q)]...)
+		tensors = append(tensors, q.Attrs.List(attrTensors)...)
+	}
+	in = append(in, first.In[len(first.In)-chanceOperands(first):]...)
+	in = lists.Map(in, func(v *ir.Value) *ir.Value { return now(r, v) })
+	out := r.ReplaceWith(first, QuantizeOnce, u.attrs(first).With(attrTensors, tensors), in...)
+	for _, q := range u.twice {
+		if q == first {
+			own, out = out[:len(q.Out)], out[len(q.Out):]
+			continue
+		}
+		for i, v := range q.Out {
+			r.Substitute(v, out[i])
+		}
+		out = out[len(q.Out):]
+	}
+	return own
 }
 
 // FourOf is the form of NVFP4 of a [QuantizeOnce] or an [AmaxOnce].
@@ -300,8 +388,8 @@ func writtenAmax(b *ir.Builder, op *ir.Op) (out []*ir.Value) {
 	return out
 }
 
-// quantized is one orientation of one part of a [QuantizeOnce], with what random bits need.
-func quantized(op *ir.Op, part, parts, way int, dims []string) ir.Quantize {
+// orientedBy is one orientation of one part of a [QuantizeOnce], with what random bits need.
+func orientedBy(op *ir.Op, part, parts, way int, dims []string) ir.Quantize {
 	q := ir.Quantize{Format: ir.Format(op.Attrs.Text("format")), Along: dims}
 	if !q.Format.TensorScale() {
 		return q

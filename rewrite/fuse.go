@@ -58,7 +58,8 @@ type fuser struct {
 
 // A fusion is one kernel: the quantizations of some sources, and what computes them.
 type fusion struct {
-	quantize []*ir.Op // one for each source
+	quantize []*ir.Op // one for each source; of NVFP4 the searches for largest magnitudes
+	twice    []*ir.Op // the quantizations to NVFP4 that compute their sources again
 	expr     expr.Expr
 	operands []*ir.Value
 	inside   []*ir.Op // operations that only the kernel's results need, in no order
@@ -75,22 +76,18 @@ func (f *fuser) find(g *ir.Graph) {
 		if op.Body != nil {
 			f.find(op.Body)
 		}
-		if op.Kind != QuantizeOnce || taken[op] || !computable(op.In[0]) || beside(op, 1) > 0 {
+		if taken[op] || len(op.In) == 0 || !computable(op.In[0]) {
 			continue
 		}
-		best := f.fusion(op)
-		for _, other := range g.Ops[i+1:] {
-			if best == nil || best.keep {
-				break
-			}
-			if other.Kind != QuantizeOnce || taken[other] || !alike(op, other) || !computable(other.In[0]) {
-				continue
-			}
-			alone, both := f.fusion(other), f.fusion(append(slices.Clone(best.quantize), other)...)
-			if alone != nil && both != nil && !both.keep &&
-				both.expr.Matrices() < best.expr.Matrices()+alone.expr.Matrices() {
-				best = both
-			}
+		rest := lists.Filter(g.Ops[i+1:], func(other *ir.Op) bool {
+			return other.Kind == op.Kind && !taken[other] && alike(op, other) && computable(other.In[0])
+		})
+		var best *fusion
+		switch {
+		case op.Kind == AmaxOnce:
+			best = f.four(op, rest)
+		case op.Kind == QuantizeOnce && beside(op, 1) == 0:
+			best = f.widest(nil, op, rest)
 		}
 		if best == nil || len(best.expr.Steps) == 0 {
 			continue
@@ -100,6 +97,9 @@ func (f *fuser) find(g *ir.Graph) {
 			place = best.quantize[0].In[0].Def()
 		}
 		f.of[place] = best
+		for _, q := range best.twice {
+			f.of[best.twice[0]], taken[q] = best, true
+		}
 		for _, q := range best.quantize {
 			taken[q] = true
 		}
@@ -107,6 +107,24 @@ func (f *fuser) find(g *ir.Graph) {
 			f.gone[op] = op != place
 		}
 	}
+}
+
+// widest fuses a quantization with those among the rest that are computed from common operands.
+// Also gives what else reads the source of one, in the kernel's place.
+func (f *fuser) widest(also func(*ir.Op) []*ir.Op, op *ir.Op, rest []*ir.Op) *fusion {
+	best := f.fusion(also, op)
+	for _, other := range rest {
+		if best == nil || best.keep {
+			break
+		}
+		alone := f.fusion(also, other)
+		both := f.fusion(also, append(slices.Clone(best.quantize), other)...)
+		if alone != nil && both != nil && !both.keep &&
+			both.expr.Matrices() < best.expr.Matrices()+alone.expr.Matrices() {
+			best = both
+		}
+	}
+	return best
 }
 
 // alike tells whether two quantizations have one shape and one manner.
@@ -121,9 +139,15 @@ func computable(v *ir.Value) bool {
 	return v.Def() != nil && v.Def().Elementwise() && v.Type.Elem == dtype.BF16
 }
 
-// fusion gives the kernel of some quantizations, or nil if they have no common one.
-func (f *fuser) fusion(quantize ...*ir.Op) *fusion {
+// fusion gives the kernel of some quantizations, or nil if they have no common one. Also is as in
+// widest.
+func (f *fuser) fusion(also func(*ir.Op) []*ir.Op, quantize ...*ir.Op) *fusion {
 	out := &fusion{quantize: quantize}
+	for _, q := range quantize {
+		if also != nil {
+			out.twice = append(out.twice, also(q)...)
+		}
+	}
 	roots := lists.Map(quantize, func(q *ir.Op) *ir.Value { return q.In[0] })
 	w := &gatherer{fuser: f, fusion: out, like: quantize[0], roots: roots, number: map[*ir.Value]int{}}
 	if !w.plan() {
@@ -157,6 +181,9 @@ func (f *fuser) fusion(quantize ...*ir.Op) *fusion {
 // edit puts the kernels in the place of what they compute.
 func (f *fuser) edit(r *ir.Rewriter, op *ir.Op) []*ir.Value {
 	if u := f.of[op]; u != nil {
+		if len(u.twice) > 0 && op == u.twice[0] {
+			return u.writeAgain(r)
+		}
 		return f.write(r, u)
 	}
 	if f.gone[op] {
@@ -168,15 +195,8 @@ func (f *fuser) edit(r *ir.Rewriter, op *ir.Op) []*ir.Value {
 // write adds the operation of a fusion, and gives the results of the one in whose place it is.
 func (f *fuser) write(r *ir.Rewriter, u *fusion) (own []*ir.Value) {
 	q := u.quantize[0]
-	a := q.Attrs.With(attrExpr, u.expr.String()).With(attrType, q.In[0].Type.String()).
-		With(attrKeep, u.keep)
-	in := slices.Clone(u.operands)
-	for i, v := range in {
-		if now := r.Replacement[v]; now != nil {
-			in[i] = now
-		}
-	}
-	out := r.ReplaceWith(q, QuantizeOnce, a, in...)
+	in := lists.Map(u.operands, func(v *ir.Value) *ir.Value { return now(r, v) })
+	out := r.ReplaceWith(q, q.Kind, u.attrs(q), in...)
 	if u.keep {
 		own, out = out[:1], out[1:]
 	}
@@ -191,6 +211,12 @@ func (f *fuser) write(r *ir.Rewriter, u *fusion) (own []*ir.Value) {
 		out = out[len(q.Out):]
 	}
 	return own
+}
+
+// attrs are the attributes of an operation that computes what it quantizes.
+func (u *fusion) attrs(q *ir.Op) ir.Attrs {
+	return q.Attrs.With(attrExpr, u.expr.String()).With(attrType, q.In[0].Type.String()).
+		With(attrKeep, u.keep)
 }
 
 // ExprOf gives what a [QuantizeOnce] computes for each element of its sources.
@@ -212,7 +238,7 @@ func writtenOut(b *ir.Builder, op *ir.Op) (out []*ir.Value) {
 		}
 		for way, name := range []string{"along", attrAcross} {
 			if dims := op.Attrs.List(name); len(dims) > 0 {
-				codes, scales := b.Quantize(y, quantized(op, part, len(list), way, dims))
+				codes, scales := b.Quantize(y, orientedBy(op, part, len(list), way, dims))
 				out = append(out, codes, scales)
 			}
 		}

@@ -10,6 +10,8 @@ import (
 	"github.com/deepwell/deepwell/internal/golden"
 	"github.com/deepwell/deepwell/internal/irtest"
 	"github.com/deepwell/deepwell/ir"
+	"github.com/deepwell/deepwell/kernels"
+	"github.com/deepwell/deepwell/kernels/expr"
 	"github.com/deepwell/deepwell/kernels/fused"
 )
 
@@ -91,47 +93,65 @@ func (c block) graph(t *testing.T, f ir.Format) *ir.Graph {
 	return g
 }
 
-// Blocks become the kernels of the golden, and the interpreter sees the same numbers: but for what
+// Blocks become the kernels of the goldens, and the interpreter sees the same numbers: but for what
 // rounding to bfloat16 between steps did.
 func TestSourcesAreFused(t *testing.T) {
-	var text strings.Builder
-	found := map[string]bool{}
-	for _, c := range blocks() {
-		g := c.graph(t, ir.MXFP8)
-		want := run(t, g)
-		for _, pass := range []func(*ir.Graph) error{quantizeOnce(nil), writeNorms, fuseSources(nil)} {
-			if err := pass(g); err != nil {
-				t.Fatalf("%s: %v", c.name, err)
-			}
+	for _, c := range []struct {
+		format ir.Format
+		file   string
+	}{{ir.MXFP8, "fused.txt"}, {ir.NVFP4, "fused_nvfp4.txt"}} {
+		var text strings.Builder
+		found := map[string]bool{}
+		for _, one := range blocks() {
+			fmt.Fprintf(&text, "%s\n", one.name)
+			one.fused(t, c.format, func(op *ir.Op, e *expr.Expr) {
+				found[e.String()] = true
+				kind := ""
+				if op.Kind == AmaxOnce {
+					kind = "amax of "
+				}
+				fmt.Fprintf(&text, "\t%s%-12s along %v across %v keep %v: %s\n", kind, fused.Of(e).Name, along(op),
+					op.Attrs.List(attrAcross), op.Attrs.Bool(attrKeep), e)
+			})
 		}
-		fmt.Fprintf(&text, "%s\n", c.name)
-		for _, op := range g.Ops {
-			if op.Kind != QuantizeOnce {
-				continue
-			}
-			e, err := ExprOf(op)
-			if err != nil {
-				t.Fatal(err)
-			}
-			found[e.String()] = true
-			fmt.Fprintf(&text, "\t%-12s along %v across %v keep %v: %s\n", fused.Of(e).Name, along(op),
-				op.Attrs.List(attrAcross), op.Attrs.Bool(attrKeep), e)
-		}
-		for i, list := range run(t, g) {
-			var off, size float64
-			for k, x := range list[0].Data {
-				y := want[i][0].Data[k]
-				off, size = off+(x-y)*(x-y), size+y*y
-			}
-			if off > fusedBound*fusedBound*size {
-				t.Errorf("%s: result %s is off by %.2g", c.name, g.Results[i], math.Sqrt(off/size))
+		golden.Compare(t, "testdata/"+c.file, []byte(text.String()))
+		for _, s := range fused.Sources() {
+			if !found[s.Expr.String()] {
+				t.Errorf("%s: no block has the kernel %s, %s", c.format, s.Name, s.Expr)
 			}
 		}
 	}
-	golden.Compare(t, "testdata/fused.txt", []byte(text.String()))
-	for _, s := range fused.Sources() {
-		if !found[s.Expr.String()] {
-			t.Errorf("no block has the kernel %s, %s", s.Name, s.Expr)
+}
+
+// fused fuses a block's sources, lists the kernels and compares the block's results.
+func (c block) fused(t *testing.T, f ir.Format, list func(*ir.Op, *expr.Expr)) {
+	t.Helper()
+	g := c.graph(t, f)
+	want := run(t, g)
+	for _, pass := range []func(*ir.Graph) error{groupQuantizations, quantizeOnce(nil), writeNorms,
+		fuseSources(nil)} {
+		if err := pass(g); err != nil {
+			t.Fatalf("%s: %v", c.name, err)
+		}
+	}
+	for _, op := range g.Ops {
+		if op.Kind != QuantizeOnce && op.Kind != AmaxOnce {
+			continue
+		}
+		e, err := ExprOf(op)
+		if err != nil {
+			t.Fatal(err)
+		}
+		list(op, e)
+	}
+	for i, list := range run(t, g) {
+		var off, size float64
+		for k, x := range list[0].Data {
+			y := want[i][0].Data[k]
+			off, size = off+(x-y)*(x-y), size+y*y
+		}
+		if off > fusedBound*fusedBound*size {
+			t.Errorf("%s: %s: result %s is off by %.2g", c.name, f, g.Results[i], math.Sqrt(off/size))
 		}
 	}
 }
@@ -139,6 +159,25 @@ func TestSourcesAreFused(t *testing.T) {
 // fusedBound is the error of MXFP8 blocks whose sources flip in their last bits of bfloat16: a
 // hundredth of what quantization to E4M3 itself does, 3 %, times the blocks.
 const fusedBound = 5e-3
+
+// Plans are priced as what the passes do: sources are computed where the selector says so.
+func TestSelectorKnowsWhatIsFused(t *testing.T) {
+	for _, arch := range []string{"sm_90", "sm_100", "sm_103", "sm_120"} {
+		for _, f := range []ir.Format{ir.MXFP8, ir.NVFP4} {
+			g, err := Apply(blocks()[0].graph(t, f), kernels.For(arch), nil)
+			if err != nil {
+				t.Fatal(err)
+			}
+			n := count(g, func(op *ir.Op) bool {
+				e, err := ExprOf(op)
+				return (op.Kind == QuantizeOnce || op.Kind == AmaxOnce) && err == nil && len(e.Steps) > 0
+			})
+			if want := kernels.For(arch).ComputesSource(f); want != (n > 0) {
+				t.Errorf("%s, %s: %d kernels compute their source; the selector says %v", arch, f, n, want)
+			}
+		}
+	}
+}
 
 // The source of a norm's gradient is the next layer's, too: it is kept. No norm is left.
 func TestKeptSources(t *testing.T) {

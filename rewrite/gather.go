@@ -72,7 +72,7 @@ func (w *gatherer) reach(v *ir.Value, seen map[*ir.Value]bool) {
 func (w *gatherer) alone(v *ir.Value) bool {
 	return !slices.ContainsFunc(w.by[v], func(reader *ir.Op) bool {
 		inside := len(reader.Out) == 1 && w.computed[reader.Out[0]]
-		return !inside && !slices.Contains(w.quantize, reader)
+		return !inside && !slices.Contains(w.quantize, reader) && !slices.Contains(w.twice, reader)
 	})
 }
 

@@ -13,9 +13,7 @@ func writeNorms(g *ir.Graph) error {
 	by := readers(g)
 	return rows().Edit(g, func(r *ir.Rewriter, op *ir.Op) (out []*ir.Value) {
 		if op.Kind != "rms_norm" && op.Kind != "layer_norm" ||
-			!slices.ContainsFunc(by[op.Out[0]], func(q *ir.Op) bool {
-				return q.Kind == QuantizeOnce && beside(q, 1) == 0
-			}) {
+			!slices.ContainsFunc(by[op.Out[0]], func(q *ir.Op) bool { return q.Kind == QuantizeOnce }) {
 			return nil
 		}
 		r.Tagged(op.Tag, func() { out = []*ir.Value{writtenNorm(r.Builder, op)} })

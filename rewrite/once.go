@@ -143,8 +143,8 @@ func MatricesOf(op *ir.Op) (Matrices, error) {
 	if len(across) > 0 {
 		first = following(x, across)
 		last = first + len(across)
-	} else if x.StackDepth() > 1 && (op.Kind == AmaxOnce ||
-		ir.Format(op.Attrs.Text("format")).TensorScale()) { // each layer has a largest magnitude
+	} else if x.StackDepth() > 1 && ir.Format(op.Attrs.Text("format")).TensorScale() {
+		// Each layer has a largest magnitude.
 		first = 1
 	}
 	size := func(dims []ir.Dim) int64 {

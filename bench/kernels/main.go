@@ -91,29 +91,58 @@ func stochastic() (list []kernel) {
 // written into stacks, and gradients of residuals are kept.
 func inLoops() (list []kernel) {
 	const rounds = 80
+	chance := fused.FourForm{Chance: [2]bool{true, true}, Tensors: [][2]int{{0, 1}, {2, 3}}}
 	for _, row := range []struct {
 		name, source string
 		form         fused.Form
+		print        func(fused.Matrix, fused.Source, fused.Form, string) (*triton.Kernel, error)
 	}{
 		{"rms_norm mxfp8 saved", "rms_norm", fused.Form{Stacks: fused.Stacks{Rounds: rounds,
-			Into: []int{2, 3}, Saved: []int{0}}}},
+			Into: []int{2, 3}, Saved: []int{0}}}, mxfp8},
 		{"swiglu mxfp8 saved", "swiglu", fused.Form{Stacks: fused.Stacks{Rounds: rounds,
-			Into: []int{2, 3}, Saved: []int{0, 1}}}},
-		{"swiglu_grad mxfp8 from stacks", "swiglu_grad", fused.Form{Stacks: fused.Stacks{Rounds: rounds,
-			From: []int{1, 2}}}},
+			Into: []int{2, 3}, Saved: []int{0, 1}}}, mxfp8},
+		{"swiglu_grad mxfp8 from stacks", "swiglu_grad", fused.Form{Stacks: fused.Stacks{
+			Rounds: rounds, From: []int{1, 2}}}, mxfp8},
 		{"rms_norm_grad mxfp8 kept", "rms_norm_grad", fused.Form{Keep: true,
-			Stacks: fused.Stacks{Rounds: rounds, From: []int{3}}}},
+			Stacks: fused.Stacks{Rounds: rounds, From: []int{3}}}, mxfp8},
+		{"rms_norm nvfp4 saved", "rms_norm", fused.Form{Stacks: fused.Stacks{Rounds: rounds,
+			Into: []int{2, 3}, Saved: []int{0}}}, nvfp4(fused.FourForm{})},
+		{"swiglu amax saved", "swiglu", fused.Form{Keep: true, Stacks: fused.Stacks{
+			Rounds: rounds, Saved: []int{0, 1}}}, amax},
+		{"swiglu_grad amax from stacks", "swiglu_grad", fused.Form{Stacks: fused.Stacks{
+			Rounds: rounds, From: []int{1, 2}}}, amax},
+		{"swiglu_grad nvfp4 from stacks", "swiglu_grad", fused.Form{Stacks: fused.Stacks{
+			Rounds: rounds, From: []int{1, 2}}}, nvfp4(chance)},
+		{"rms_norm_grad amax kept", "rms_norm_grad", fused.Form{Keep: true,
+			Stacks: fused.Stacks{Rounds: rounds, From: []int{3}}}, amax},
 	} {
-		list = append(list, kernel{row.name, rows * cols, func(string) (*triton.Kernel, error) {
+		list = append(list, kernel{row.name, rows * cols, func(gpu string) (*triton.Kernel, error) {
 			s, err := fused.Find(row.source)
 			if err != nil {
 				return nil, err
 			}
 			row.form.Along, row.form.Across = true, true
-			return fused.MXFP8(fused.Matrix{Rows: rows, Cols: cols}, s, row.form)
+			return row.print(fused.Matrix{Rows: rows, Cols: cols}, s, row.form, gpu)
 		}})
 	}
 	return list
+}
+
+func mxfp8(m fused.Matrix, s fused.Source, f fused.Form, _ string) (*triton.Kernel, error) {
+	return fused.MXFP8(m, s, f)
+}
+
+func amax(m fused.Matrix, s fused.Source, f fused.Form, _ string) (*triton.Kernel, error) {
+	return fused.Amax(m, s, f)
+}
+
+// nvfp4 quantizes as another form says.
+func nvfp4(like fused.FourForm) func(fused.Matrix, fused.Source, fused.Form,
+	string) (*triton.Kernel, error) {
+	return func(m fused.Matrix, s fused.Source, f fused.Form, gpu string) (*triton.Kernel, error) {
+		like.Form, like.Added = f, gpu == "rtx6000pro"
+		return fused.NVFP4(m, s, like)
+	}
 }
 
 // kernels are all that are measured.
