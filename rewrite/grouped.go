@@ -134,6 +134,9 @@ func expertsOf(op *ir.Op, by map[*ir.Value][]*ir.Op, typed func(*ir.Value) ir.Ty
 	if dispatch == nil || dispatch.Attrs.Text("axis") != "" {
 		return e, false
 	}
+	if t := typed(root); t.Size(ir.ExpertDim) != e.Experts || t.Size(ir.Slots) != e.Slots {
+		return e, false // rows that are not where their experts are
+	}
 	e.Rows = root
 	if e.Format != "" && !e.Grad {
 		e.Rows = op.In[1] // scales are a byte for 32 numbers
