@@ -18,6 +18,7 @@ type opened struct {
 	archive  *pt2.Archive
 	function *aten.Function
 	places   map[string]place // of tensors
+	binding  int64            // counts changes of places
 	// arrays are parameters that the engine reads where they are. The caller changes them between
 	// passes, never during one, so they are lent once.
 	arrays map[string]*engine.Array
@@ -52,9 +53,12 @@ func (o *opened) unmapped(block int64) {
 
 // A pending call has what its backward pass reads.
 type pending struct {
-	v      *variant
-	blocks map[int64]bool           // that its arguments are in
-	values map[string]*engine.Array // by the names that graphs have for them
+	v *variant
+	// places are where the tensors of parameters were: the caller keeps what was there.
+	places  map[string]place
+	binding int64
+	blocks  map[int64]bool           // that its arguments are in
+	values  map[string]*engine.Array // by the names that graphs have for them
 }
 
 func (p *pending) free() {
@@ -66,7 +70,8 @@ func (p *pending) free() {
 // forward runs a variant: args are the places of the caller's tensors (one that is not used is
 // ignored), outs the results' places. What it returns is nil for a variant without gradients.
 func (s *server) forward(ctx context.Context, v *variant, args, outs []place) (*pending, error) {
-	p := &pending{v: v, values: map[string]*engine.Array{}, blocks: map[int64]bool{}}
+	p := &pending{v: v, places: v.owner.places, binding: v.owner.binding,
+		values: map[string]*engine.Array{}, blocks: map[int64]bool{}}
 	m := v.forward.Module()
 	for k, a := range m.Args {
 		i, ok := v.forward.inputs[k]
@@ -85,7 +90,7 @@ func (s *server) forward(ctx context.Context, v *variant, args, outs []place) (*
 		}
 		p.values[a.Name], p.blocks[args[i][0]] = x, true
 	}
-	kept, err := s.run(ctx, v, v.forward, p.values, outs)
+	kept, err := s.run(ctx, p, v.forward, p.values, outs)
 	if err != nil || v.grad == nil {
 		p.free()
 		return nil, err
@@ -96,11 +101,14 @@ func (s *server) forward(ctx context.Context, v *variant, args, outs []place) (*
 	return p, nil
 }
 
-// differentiate runs the backward pass of a call. A seed whose block is negative is zero.
-func (s *server) differentiate(ctx context.Context, p *pending, seeds, grads []place) error {
+// differentiate runs the backward pass of a call, and lists the gradients that do not exist. A seed
+// whose block is negative is not given.
+func (s *server) differentiate(ctx context.Context, p *pending, seeds, grads []place) (
+	none []int, err error) {
 	names := p.v.grad.Seeds
 	if len(seeds) != len(names) {
-		return diag.New(diag.BadInput, "%d gradients of %d results are given", len(seeds), len(names))
+		return nil, diag.New(diag.BadInput, "%d gradients of %d results are given",
+			len(seeds), len(names))
 	}
 	given := make([]bool, len(names))
 	for i := range seeds {
@@ -108,29 +116,29 @@ func (s *server) differentiate(ctx context.Context, p *pending, seeds, grads []p
 	}
 	back, err := s.back(ctx, p.v, given)
 	if err != nil {
-		return err
+		return nil, err
 	}
 	values := maps.Clone(p.values)
 	for _, a := range back.Module().Args {
 		if i := slices.Index(names, a.Name); i >= 0 {
 			x, err := s.lend(back.Module(), a, seeds[i], engine.Lent)
 			if err != nil {
-				return err
+				return nil, err
 			}
 			defer x.Free()
 			values[a.Name] = x
 		}
 	}
-	kept, err := s.run(ctx, p.v, back, values, grads)
+	kept, err := s.run(ctx, p, back.pass, values, grads)
 	for _, a := range kept {
 		a.Free()
 	}
-	return err
+	return back.none, err
 }
 
 // run runs a pass to its end: arguments are values, parameters, and the memory of wanted results.
 // It gives the results that are not written there.
-func (s *server) run(ctx context.Context, v *variant, p *pass, values map[string]*engine.Array,
+func (s *server) run(ctx context.Context, c *pending, p *pass, values map[string]*engine.Array,
 	outs []place) ([]*engine.Array, error) {
 	m := p.Module()
 	if len(outs) != len(p.places) {
@@ -149,7 +157,7 @@ func (s *server) run(ctx context.Context, v *variant, p *pass, values map[string
 			}
 		default:
 			var own bool
-			if args[i], own, err = s.param(ctx, v, m, a); own {
+			if args[i], own, err = s.param(ctx, c, m, a); own {
 				defer args[i].Free()
 			}
 		}
@@ -190,9 +198,10 @@ func bytesOf(a program.Array) int64 { return a.Global.Type.Bytes(a.Global.Elemen
 
 // param gives a parameter: where it is, if its tensors follow each other there, else a copy, which
 // the caller frees.
-func (s *server) param(ctx context.Context, v *variant, m *program.Module, a program.Array) (
+func (s *server) param(ctx context.Context, c *pending, m *program.Module, a program.Array) (
 	*engine.Array, bool, error) {
-	if x := v.owner.arrays[a.Name]; x != nil && x.Local().Equal(a.Global) {
+	v, now := c.v, c.binding == c.v.owner.binding
+	if x := v.owner.arrays[a.Name]; now && x != nil && x.Local().Equal(a.Global) {
 		return x, false, nil
 	}
 	at := slices.IndexFunc(v.params, func(p model.Param) bool { return p.Name == a.Name })
@@ -204,7 +213,7 @@ func (s *server) param(ctx context.Context, v *variant, m *program.Module, a pro
 	var parts []place
 	dense := true
 	for i, name := range names {
-		p, ok := v.owner.places[name]
+		p, ok := c.places[name]
 		if !ok || !s.blocks.has(p, size) {
 			return nil, false, diag.New(diag.BadInput, "the caller has not said where %s is", name)
 		}
@@ -213,6 +222,9 @@ func (s *server) param(ctx context.Context, v *variant, m *program.Module, a pro
 	}
 	if unit := s.unit(parts[0]); dense && parts[0][1]%unit == 0 {
 		x, err := s.lend(m, a, parts[0], engine.Lent)
+		if !now { // of a call before the tensors were replaced
+			return x, err == nil, err
+		}
 		if err == nil {
 			if old := v.owner.arrays[a.Name]; old != nil { // of another shape
 				old.Free()

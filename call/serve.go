@@ -61,7 +61,8 @@ type answer struct {
 	Program  int64       `json:"program,omitempty"`
 	Inputs   []string    `json:"inputs,omitempty"`
 	Compiled *described  `json:"compiled,omitempty"`
-	Live     int         `json:"live"` // calls whose backward pass may be asked for
+	None     []int       `json:"none,omitempty"` // gradients that do not exist, by their place
+	Live     int         `json:"live"`           // calls whose backward pass may be asked for
 }
 
 // A server answers one caller.
@@ -237,7 +238,8 @@ func (s *server) answer(ctx context.Context, r *request) (*answer, error) {
 		if p == nil {
 			return nil, diag.New(diag.BufferGone, "call %d was freed, or had no gradients", r.Call)
 		}
-		return &answer{}, s.differentiate(ctx, p, r.Seeds, r.Outs)
+		none, err := s.differentiate(ctx, p, r.Seeds, r.Outs)
+		return &answer{None: none}, err
 	}
 	o := s.programs[r.Program]
 	if o == nil {
@@ -247,6 +249,7 @@ func (s *server) answer(ctx context.Context, r *request) (*answer, error) {
 	case "bind":
 		o.unbind()
 		o.places = r.Places
+		o.binding++
 		return &answer{}, nil
 	case "compile":
 		v, d, err := s.compile(ctx, o, r.Wish)

@@ -32,10 +32,17 @@ type wish struct {
 type variant struct {
 	owner    *opened
 	params   []model.Param
+	graph    *ir.Graph    // that grad is taken of
 	grad     *ir.Gradient // nil without gradients
 	forward  *pass
-	backward map[string]*pass // by the seeds that are given
+	backward map[string]*backward // by the seeds that are given
 	selector *kernels.Selector
+}
+
+// A backward pass, and the gradients that no result with a seed depends on, by their place.
+type backward struct {
+	*pass
+	none []int
 }
 
 // A pass is one compiled graph.
@@ -60,6 +67,7 @@ type described struct {
 	Grads   []gradient       `json:"grads"`
 	Used    []bool           `json:"used"` // by the caller's tensors
 	Draws   []drawn          `json:"draws"`
+	Reads   []string         `json:"reads"` // tensors of parameters that backward passes read
 	Fixed   []string         `json:"fixed"` // buffers of which the program has numbers as constants
 	Parts   []aten.Part      `json:"parts"`
 	Kernels []kernels.Choice `json:"kernels"`
@@ -113,7 +121,7 @@ func (s *server) compile(ctx context.Context, o *opened, w wish) (*variant, *des
 	if err != nil {
 		return nil, nil, err
 	}
-	v := &variant{owner: o, params: r.Params, backward: map[string]*pass{},
+	v := &variant{owner: o, params: r.Params, backward: map[string]*backward{},
 		selector: kernels.For(s.engine.Arch())}
 	d := &described{}
 	g, err := v.unrolled(r.Graph, d)
@@ -126,7 +134,7 @@ func (s *server) compile(ctx context.Context, o *opened, w wish) (*variant, *des
 		if v.grad, err = ir.Grad(g, ir.GradPlan{Wrt: names}); err != nil {
 			return nil, nil, err
 		}
-		g = v.grad.Forward
+		v.graph, g = g, v.grad.Forward
 		g.DetachLosses()
 		v.grad.Backward.DetachLosses()
 		saved = g.Results[wanted:]
@@ -227,6 +235,11 @@ func (v *variant) describe(d *described, r *aten.Reading, w wish) {
 	if v.grad == nil {
 		return
 	}
+	for _, p := range v.params {
+		if v.grad.Backward.Find(p.Name) != nil {
+			d.Reads = append(d.Reads, p.Tensors()...)
+		}
+	}
 	for _, in := range v.grad.Wrt {
 		g, ok := shape[in.Name]
 		for i := range w.Sizes {
@@ -296,8 +309,8 @@ func (s *server) pass(ctx context.Context, name string, g *ir.Graph, wanted int,
 	return p, err
 }
 
-// back gives the backward pass for the seeds that are given; the others are zero.
-func (s *server) back(ctx context.Context, v *variant, given []bool) (*pass, error) {
+// back gives the backward pass for the seeds that are given.
+func (s *server) back(ctx context.Context, v *variant, given []bool) (*backward, error) {
 	key := fmt.Sprint(given)
 	if p := v.backward[key]; p != nil {
 		return p, nil
@@ -305,9 +318,72 @@ func (s *server) back(ctx context.Context, v *variant, given []bool) (*pass, err
 	if v.grad == nil {
 		return nil, diag.New(diag.BadInput, "the call was made without gradients")
 	}
-	b, to := ir.NewBuilder(v.grad.Backward.Name), map[*ir.Value]*ir.Value{}
-	for _, in := range v.grad.Backward.Inputs {
-		if i := slices.Index(v.grad.Seeds, in.Name); i >= 0 && !given[i] {
+	grad, err := v.gradient(given)
+	if err != nil {
+		return nil, err
+	}
+	made := &backward{}
+	for i, reached := range grad.Reached {
+		if !reached {
+			made.none = append(made.none, i)
+		}
+	}
+	g, err := zeroed(grad, given)
+	if err != nil {
+		return nil, err
+	}
+	if made.pass, err = s.pass(ctx, "backward", g, len(g.Results), nil, v.selector); err == nil {
+		v.backward[key] = made
+	}
+	return made, err
+}
+
+// gradient takes the gradient of the results that have one, so that nothing is computed for the
+// others: 0 times infinity is no 0. It reads what the forward pass has saved for the gradient of
+// all.
+func (v *variant) gradient(given []bool) (*ir.Gradient, error) {
+	var without []int
+	for i, name := range v.grad.Seeds {
+		if name != "" && !given[i] {
+			without = append(without, i)
+		}
+	}
+	if len(without) == 0 {
+		return v.grad, nil
+	}
+	wrt := make([]string, len(v.grad.Wrt))
+	for i, in := range v.grad.Wrt {
+		wrt[i] = in.Name
+	}
+	some, err := ir.Grad(v.graph, ir.GradPlan{Wrt: wrt, Without: without})
+	if err != nil {
+		return nil, err
+	}
+	some.Backward.DetachLosses()
+	loops := 0
+	for _, op := range v.graph.Ops {
+		if op.Kind == "repeat" {
+			loops++
+		}
+	}
+	for _, in := range some.Backward.Inputs {
+		if was := v.grad.Backward.Find(in.Name); was == nil || !was.Type.Equal(in.Type) {
+			loops = 2
+		}
+	}
+	if loops > 1 { // what is saved of loops has names by their order: the seeds are 0 instead
+		all := *v.grad
+		all.Reached = some.Reached
+		return &all, nil
+	}
+	return some, nil
+}
+
+// zeroed gives the backward graph with 0 for the seeds that it has and that are not given.
+func zeroed(grad *ir.Gradient, given []bool) (*ir.Graph, error) {
+	b, to := ir.NewBuilder(grad.Backward.Name), map[*ir.Value]*ir.Value{}
+	for _, in := range grad.Backward.Inputs {
+		if i := slices.Index(grad.Seeds, in.Name); i >= 0 && !given[i] {
 			to[in] = b.Fill(in.Type, 0)
 		} else {
 			to[in] = b.InputLike(in, in.Type)
@@ -320,20 +396,12 @@ func (s *server) back(ctx context.Context, v *variant, given []bool) (*pass, err
 		}
 		return out
 	}
-	for _, op := range v.grad.Backward.Ops {
+	for _, op := range grad.Backward.Ops {
 		for i, made := range b.CopyWith(op, op.Attrs, op.Body, mapped(op.In)...) {
 			to[op.Out[i]] = made
 		}
 	}
-	g, err := b.Graph(mapped(v.grad.Backward.Results)...)
-	if err != nil {
-		return nil, err
-	}
-	p, err := s.pass(ctx, "backward", g, len(g.Results), nil, v.selector)
-	if err == nil {
-		v.backward[key] = p
-	}
-	return p, err
+	return b.Graph(mapped(grad.Backward.Results)...)
 }
 
 func (v *variant) free() {

@@ -24,12 +24,16 @@ type Gradient struct {
 	Seeds []string
 	// Wrt are the inputs whose gradients Backward gives.
 	Wrt []*Value
+	// Reached says which of Wrt a result with a seed depends on; the gradient of others is 0.
+	Reached []bool
 }
 
 // A GradPlan says what a gradient is taken of, and what it keeps.
 type GradPlan struct {
 	// Wrt lists the inputs by name; nil means all parameters.
 	Wrt []string
+	// Without lists results, by their place, that have no gradient: nothing is computed for them.
+	Without []int
 	// Recompute lists the tags whose values are recomputed in the backward graph instead of saved
 	// (activation checkpointing).
 	Recompute []Tag
@@ -62,9 +66,10 @@ func Grad(g *Graph, p GradPlan) (*Gradient, error) {
 		return nil, err
 	}
 	d.mark(wrt)
-	seeds := d.seed()
+	seeds := d.seed(p.Without)
 	d.backward()
 	out := make([]*Value, len(wrt))
+	reached := d.reached(seeds)
 	for i, v := range wrt {
 		if out[i] = d.grads[v]; !p.Terms || v.Role != Param {
 			out[i] = d.settled(v)
@@ -78,7 +83,26 @@ func Grad(g *Graph, p GradPlan) (*Gradient, error) {
 		return nil, err
 	}
 	fwd.Results = append(fwd.Results, d.residuals...)
-	return &Gradient{Forward: fwd, Backward: bw, Seeds: seeds, Wrt: wrt}, fwd.Verify()
+	return &Gradient{Forward: fwd, Backward: bw, Seeds: seeds, Wrt: wrt,
+		Reached: lists.Map(wrt, func(v *Value) bool { return reached[v] })}, fwd.Verify()
+}
+
+// reached finds the values that results with a seed depend on, whether their gradient is 0 or not.
+func (d *Differ) reached(seeds []string) map[*Value]bool {
+	found := map[*Value]bool{}
+	for i, v := range d.fwd.Results[:len(seeds)] {
+		found[v] = found[v] || seeds[i] != ""
+	}
+	for _, op := range slices.Backward(d.fwd.Ops) {
+		if op.Kind == "stop_gradient" ||
+			!slices.ContainsFunc(op.Out, func(v *Value) bool { return found[v] }) {
+			continue
+		}
+		for _, v := range op.In {
+			found[v] = found[v] || d.needs[v]
+		}
+	}
+	return found
 }
 
 // dual is the type of a value's gradient: a replicated value has a replicated gradient, a shard the
@@ -132,12 +156,12 @@ func (d *Differ) inputs(names []string) ([]*Value, error) {
 	return list, nil
 }
 
-// seed makes an input for the gradient of each result that is not a statistic. A value that is two
-// results gets the sum.
-func (d *Differ) seed() []string {
+// seed makes an input for the gradient of each result that is not a statistic, without some. A
+// value that is two results gets the sum.
+func (d *Differ) seed(without []int) []string {
 	names := make([]string, len(d.fwd.Results))
 	for i, v := range d.fwd.Results {
-		if !d.needs[v] || v.Means.Role == program.Stat {
+		if !d.needs[v] || v.Means.Role == program.Stat || slices.Contains(without, i) {
 			continue
 		}
 		names[i] = "d." + v.Name

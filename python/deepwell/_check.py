@@ -79,7 +79,7 @@ def check(model: nn.Module, example: Any) -> Check:
         have = runtime.call(args, kwargs)
     forward, backward = (_bound(variant.program.exported, table) for table in (FORWARD, GRADIENTS))
     pairs = [(name, h, w) for (name, h), (_, w) in zip(_tensors(have), _tensors(want))]
-    outputs = [_compared(name, h, w, forward) for name, h, w in pairs if w.dtype.is_floating_point]
+    outputs = [_compared(name, h, w, forward) for name, h, w in pairs]
     if any(d.distance > d.bound for d in outputs):
         return Check(outputs, [], _first(runtime, variant, args, kwargs, seen, forward) or "the outputs")
     gradients = _gradients(plain, pairs, backward)
@@ -116,11 +116,15 @@ def _outputs_of_modules(module: nn.Module) -> tuple[dict[str, Tensor], list[Any]
 
 
 def _compared(name: str, have: Tensor, want: Tensor, bound: float, floor: float = 0.0) -> Difference:
-    h, w = have.detach().double(), want.detach().double()
-    if h.shape != w.shape:
+    h, w = have.detach(), want.detach()
+    if h.shape != w.shape or h.dtype != w.dtype:
         return Difference(name, float("inf"), bound)
-    norm = float(w.norm())
-    distance = float((h - w).norm()) / max(norm, floor, 1e-12)
+    if not w.dtype.is_floating_point:  # how many differ
+        return Difference(name, float((h != w).sum()), bound)
+    h, w = h.double(), w.double()
+    same = (h == w) | h.isnan() & w.isnan()  # infinities and NaN, too
+    norm = float(w.where(w.isfinite(), 0).norm())
+    distance = float((h - w).where(~same, 0).norm()) / max(norm, floor, 1e-12)
     return Difference(name, distance if distance == distance else float("inf"), bound)
 
 

@@ -49,6 +49,7 @@ def save(module: nn.Module, path: str | None, tokens: int | None) -> bool:
     dims = {0: torch.export.Dim("batch", min=1, max=1 << 20),
             1: torch.export.Dim("seq", min=2, max=max(tokens, 8)) if tokens else torch.export.Dim.AUTO}
     with _as_loss(module):
+        training = module.training
         shifts = _shifts(module, ids, labels)
         if path is None:
             return shifts
@@ -59,9 +60,21 @@ def save(module: nn.Module, path: str | None, tokens: int | None) -> bool:
                                           dynamic_shapes={"input_ids": dims, "labels": dims})
         except Exception as e:
             raise _refused(module, given, e) from e
+    if not training:
+        _no_drops(program)
     torch.export.save(program, path + ".part.pt2")
     os.replace(path + ".part.pt2", path)
     return shifts
+
+
+def _no_drops(program: Any) -> None:
+    """Refuses dropout of a module that was given in eval mode, in which it has none."""
+    for node in program.graph.nodes:
+        if node.target is torch.ops.aten.dropout.default and node.args[1] > 0:
+            where = [path for path, _ in (node.meta.get("nn_module_stack") or {}).values()]
+            raise Error("DW2106", f"{(where or [''])[-1] or 'the module'} drops with a probability of {node.args[1]}: a "
+                        "module is trained in train mode, and this one was given in eval mode", fix="set its dropout "
+                        "to 0, to train as it is in eval mode")
 
 
 def _refused(module: nn.Module, given: dict[str, Tensor], why: Exception) -> Error:

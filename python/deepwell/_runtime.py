@@ -7,6 +7,7 @@ import ctypes
 import math
 import os
 import tempfile
+import threading
 import time
 import warnings
 import weakref
@@ -31,6 +32,8 @@ TYPES = {"f32": torch.float32, "f64": torch.float64, "f16": torch.float16, "bf16
 NOWHERE: Place = (-1, 0)
 MANY = 8  # shapes of one program, or exports for one form of arguments, at which a warning is due
 KEPT = 16  # exports for one form of arguments
+# An export puts other tensors into a module for a while, which no other thread's call may see.
+_calling = threading.RLock()
 
 
 def aligned(size: int) -> int:
@@ -90,8 +93,10 @@ class Variant:
     def __init__(self, runtime: Runtime, program: Program, said: Mapping[str, Any],
                  needs: Sequence[bool]) -> None:
         self.runtime = runtime
+        self.child = runtime.child
         self.program = program
         self.said = said
+        self.reads: list[str] = said["reads"] or []
         self.number: int = said["variant"]
         self.results = [(TYPES[r["type"]], r["dims"], r["seed"]) for r in said["results"] or ()]
         self.used: list[bool] = said["used"] or []
@@ -100,18 +105,20 @@ class Variant:
         self.sizes: list[int] = [g["bytes"] for g in said["grads"] or ()]
         self.inputs = {g["input"]: i for i, g in enumerate(said["grads"] or ()) if g["input"] >= 0}
         self.params: list[str] = []
-        self.slices: list[tuple[int, int]] = []  # of each parameter: gradient, and place in it
+        # Of each parameter: the gradient, the place in it and its end, type and shape.
+        self.slices: list[tuple[int, int, int, torch.dtype, torch.Size]] = []
         for i, g in enumerate(said["grads"] or ()):
             each = g["bytes"] // max(1, len(g["tensors"] or ()))
             for k, name in enumerate(g["tensors"] or ()):
                 if runtime.store.wanted(name):
                     self.params.append(name)
-                    self.slices.append((i, k * each))
+                    t = runtime.store.tensor(name)
+                    self.slices.append((i, k * each, k * each + bytes_of(t), t.dtype, t.shape))
         self.differentiable = bool(said["grads"]) and any(seed for _, _, seed in self.results)
 
     def forward(self, inputs: Sequence[Tensor]) -> tuple[int, list[Tensor], Tensor | None]:
         """Runs the program: gives the number of the call, results, and what keeps the inputs."""
-        child = self.runtime.child
+        child = self.child
         args, keep = copied(child, [*(t if used else None for t, used in zip(inputs, self.used)), *self.draws])
         outs, results, held = [], [], []
         for dtype, dims, _ in self.results:
@@ -122,9 +129,9 @@ class Variant:
         answer = child.request("forward", hold=(held, keep), variant=self.number, args=args, outs=outs)
         return answer["n"], results, keep
 
-    def backward(self, call: int, slopes: Sequence[Tensor | None]) -> list[Tensor]:
-        """Gives the gradients of a call, each as bytes."""
-        child = self.runtime.child
+    def backward(self, call: int, slopes: Sequence[Tensor | None]) -> list[Tensor | None]:
+        """Gives the gradients of a call, each as bytes; None where no output with a slope depends on it."""
+        child = self.child
         seeds, keep = copied(child, [
             None if s is None or not seed else s.to(dtype) for s, (dtype, _, seed) in
             zip(slopes, self.results)])
@@ -133,9 +140,11 @@ class Variant:
             offsets.append(total)
             total += aligned(size)
         memory = child.memory(total)
-        child.request("backward", hold=(memory, keep), call=call, seeds=seeds,
-                      outs=[memory.place(at) for at in offsets])
-        return [view(memory, at, torch.uint8, [size]) for at, size in zip(offsets, self.sizes)]
+        answer = child.request("backward", hold=(memory, keep), call=call, seeds=seeds,
+                               outs=[memory.place(at) for at in offsets])
+        none = answer.get("none", ())
+        return [None if i in none else view(memory, at, torch.uint8, [size])
+                for i, (at, size) in enumerate(zip(offsets, self.sizes))]
 
     def outputs(self, results: Sequence[Tensor]) -> list[Tensor | int | None]:
         """Gives what the program returns, in the caller's shapes and types."""
@@ -153,22 +162,32 @@ class Variant:
         return out
 
 
+class _Token(ctypes.Array[ctypes.c_int64]):
+    """The number of a call, which is over when this dies."""
+
+    _type_, _length_ = ctypes.c_int64, 1
+    held: object = None  # what the backward pass reads
+
+
 class _Call(torch.autograd.Function):
     """A call with gradients: apply(variant, inputs…, parameters…)."""
 
     @staticmethod
     def forward(ctx: Any, variant: Variant, count: int, *tensors: Tensor) -> tuple[Tensor, ...]:
         call, results, keep = variant.forward(tensors[:count])
-        ctx.variant, ctx.call = variant, call
+        store = variant.runtime.store
+        ctx.variant = variant
         ctx.inputs = [(t.shape, t.dtype) for t in tensors[:count]]
         ctx.set_materialize_grads(False)
         # What the engine keeps for the backward pass lives as long as the saved tensors of this call:
-        # torch drops them after the backward pass, unless the graph is retained, or with the graph.
-        raw = (ctypes.c_char * 1)()
-        weakref.finalize(raw, variant.runtime.child.freed.append, call).atexit = False
-        saved = [torch.frombuffer(raw, dtype=torch.uint8), *([] if keep is None else [keep])]
-        # The backward pass reads matrices again: torch finds out if they were changed meanwhile.
-        ctx.save_for_backward(*saved, *(p for p in tensors[count:] if p.dim() > 1))
+        # torch drops them after the backward pass, unless the graph is retained, or with the graph. The
+        # number is among them, since a checkpoint of torch's drops them and puts another call's there.
+        token = _Token(call)
+        token.held = store.views
+        weakref.finalize(token, variant.child.freed.append, call).atexit = False
+        saved = [torch.frombuffer(token, dtype=torch.int64), *([] if keep is None else [keep])]
+        # The backward pass reads these again: torch finds out if they were changed meanwhile.
+        ctx.save_for_backward(*saved, *map(store.tensor, variant.reads))
         ctx.mark_non_differentiable(*(r for r, (_, _, seed) in zip(results, variant.results) if not seed))
         return tuple(results)
 
@@ -177,16 +196,17 @@ class _Call(torch.autograd.Function):
         if torch.is_grad_enabled():  # once_differentiable would leave the second gradient out in silence
             raise RuntimeError("create_graph=True: the engine has no gradients of gradients; call the "
                                "module that was optimized for this part")
-        ctx.saved_tensors  # an error of torch's own, if they are gone
+        saved = ctx.saved_tensors  # an error of torch's own, if they are gone
         v: Variant = ctx.variant
-        raw = v.backward(ctx.call, slopes)
+        raw = v.backward(int(saved[0]), slopes)
         out: list[Tensor | None] = []
         for i, (shape, dtype) in enumerate(ctx.inputs):
             at = v.inputs.get(i)
-            out.append(None if at is None else raw[at].view(dtype).view(shape))
-        for name, (i, offset) in zip(v.params, v.slices):
-            p = v.runtime.store.tensor(name)
-            out.append(raw[i][offset:offset + bytes_of(p)].view(p.dtype).view(p.shape))
+            r = None if at is None else raw[at]
+            out.append(None if r is None else r.view(dtype).view(shape))
+        for i, begin, end, dtype, shape in v.slices:
+            r = raw[i]
+            out.append(None if r is None else r[begin:end].view(dtype).view(shape))
         return (None, None, *out)
 
 
@@ -197,18 +217,29 @@ class Store:
     def __init__(self, module: nn.Module) -> None:
         # Where each stands: a name may be another's tensor, and the user may put another tensor there.
         self.slots: dict[str, tuple[dict[str, Any], str]] = {}
+        self.buffers: set[str] = set()
         for path, part in module.named_modules(remove_duplicate=False):
             for group in (part._parameters, part._buffers):
                 for key, t in group.items():
                     if t is not None:
-                        self.slots[f"{path}.{key}" if path else key] = (group, key)
+                        name = f"{path}.{key}" if path else key
+                        self.slots[name] = (group, key)
+                        if group is part._buffers:
+                            self.buffers.add(name)
         # What the module consists of: another part is another program.
         self.parts = [(group, tuple(group.values()) if group is part._modules else None, len(group))
                       for part in module.modules() for group in (part._modules, part._parameters, part._buffers)]
+        # One parameter under several names is one of the program; its other names are compared with it.
+        first: dict[int, tuple[dict[str, Any], str]] = {}
+        self.tied = [(slot, one) for slot in self.slots.values()
+                     if (one := first.setdefault(id(slot[0][slot[1]]), slot)) is not slot]
         self.none = [(group, key) for group, _, _ in self.parts for key, t in group.items() if t is None]
+        self.groups: dict[str, tuple[str, ...]] = {}  # tensors that should follow each other, by each
         self.places: dict[str, Place] = {}
         self.version = 0  # of places
-        self.views: dict[str, Tensor] = {}
+        self.views: dict[str, Tensor] = {}  # replaced and not changed: calls keep what they have seen
+        # What is where: the dictionary and key of a tensor, its address, shape, type and name.
+        self.seen: list[tuple[dict[str, Any], str, int, torch.Size, torch.dtype, str]] = []
 
     def tensor(self, name: str) -> Tensor:
         group, key = self.slots[name]
@@ -219,60 +250,95 @@ class Store:
         return bool(self.tensor(name).requires_grad)
 
     def frozen(self) -> list[str]:
-        return [name for name in self.slots if not self.wanted(name)]
+        """Names what has no gradient. A buffer that would have one is refused: the engine has none."""
+        names = [name for name, (group, key) in self.slots.items() if not group[key].requires_grad]
+        if len(names) < len(self.slots) and (left := self.buffers.difference(names)):
+            raise without_gradient(min(left))
+        return names
 
     def add(self, child: Child, params: Sequence[Mapping[str, Any]]) -> None:
         """Moves tensors that are not there yet, as the child wants them to follow each other."""
+        new: dict[str, None] = {}
         for p in params:
             for name in p["tensors"]:
                 t = self.tensor(name)
                 if t.dtype != TYPES[p["type"]] or bytes_of(t) * len(p["tensors"]) != p["bytes"]:
                     raise Error("DW2103", f"{name} is {t.dtype} {tuple(t.shape)}; the program has {p['type']}")
-                # Another module, or another graph of torch.compile, may have moved it already.
-                found = child.locate(t.data_ptr(), bytes_of(t)) if t.is_contiguous() else None
-                if found is not None and name not in self.places:
-                    self.places[name], self.views[name] = found, t.detach()
-                    self.version += 1
-        new = [p for p in params if not all(name in self.places for name in p["tensors"])]
-        if not new:
-            return
-        total = sum(aligned(p["bytes"]) for p in new)
-        memory, at = child.memory(total), 0
-        child.settle(memory)
+                self.groups.setdefault(name, tuple(p["tensors"]))
+                if name not in self.places:
+                    new[name] = None
+        if new:
+            self._move(child, new)
+
+    def _move(self, child: Child, names: Mapping[str, None]) -> None:
+        """Gives tensors a place: where they are, if that is shared, else in new memory. What was there
+        before stays as it is: the user, or a call whose backward pass is to come, may have it."""
+        places, views, strays = dict(self.places), dict(self.views), {}
+        first: dict[object, str] = {}  # names of the same tensor
+        for name in names:
+            t = self.tensor(name)
+            # Another module, or another graph of torch.compile, may have moved it already.
+            found = child.locate(t.data_ptr(), bytes_of(t)) if t.is_contiguous() else None
+            if found is not None:
+                places[name], views[name] = found, t.detach()
+                continue
+            strays[name] = first.setdefault((t.data_ptr(), t.shape, t.stride()) if t.numel() else id(t), name)
+        spots, total = self._layout([name for name, same in strays.items() if name == same])
+        if strays:
+            memory = child.memory(total)
+            child.settle(memory)
+        for name, same in strays.items():
+            t = self.tensor(name)
+            if name == same:
+                places[name] = memory.place(spots[name])
+                views[name] = view(memory, spots[name], t.dtype, t.shape)
+                views[name].copy_(t.detach())
+            places[name], views[name] = places[same], views[same]
+        for name in strays:  # when all are copied: one may be a part of another
+            # A tensor that stands in for a parameter, as in functional_call, is copied for each call.
+            if name in self.buffers or isinstance(self.tensor(name), nn.Parameter):
+                self.tensor(name).data = views[name]
+        self.places, self.views = places, views
         self.version += 1
-        moved: dict[int, str] = {}
-        for p in new:
-            each = p["bytes"] // len(p["tensors"])
-            for k, name in enumerate(p["tensors"]):
-                t = self.tensor(name)
-                self.places[name] = memory.place(at + k * each)
-                self.views[name] = view(memory, at + k * each, t.dtype, t.shape)
-                if (first := moved.setdefault(id(t), name)) != name:  # tied
-                    self.places[name], self.views[name] = self.places[first], self.views[first]
-            at += aligned(p["bytes"])
-        self.refresh()
+        self.seen = [(*self.slots[name], v.data_ptr(), v.shape, v.dtype, name) for name, v in views.items()]
+
+    def _layout(self, names: Sequence[str]) -> tuple[dict[str, int], int]:
+        """Gives offsets in a new block: tensors that the child wants to follow each other do."""
+        spots: dict[str, int] = {}
+        total = 0
+        for name in names:
+            if name in spots:
+                continue
+            group = self.groups[name]
+            for part in group if set(group) <= set(names) else (name,):
+                if part not in spots:
+                    spots[part] = total
+                    total += bytes_of(self.tensor(part))
+            total = aligned(total)
+        return spots, total
 
     def same(self) -> bool:
         """Says whether the module has the parts that it had."""
         for group, parts, count in self.parts:
             if len(group) != count or parts and any(a is not b for a, b in zip(group.values(), parts)):
                 return False
+        if any(group.get(key) is not other.get(of) for (group, key), (other, of) in self.tied):
+            return False
         return all(group.get(key) is None for group, key in self.none)
 
-    def refresh(self) -> bool:
-        """Copies tensors that were replaced, and makes them shared again; False if one no longer fits."""
-        for name, mine in self.views.items():
-            group, key = self.slots[name]
+    def refresh(self, child: Child) -> bool:
+        """Finds tensors that were replaced, and gives them a place; False if one no longer fits."""
+        moved: dict[str, None] = {}
+        for group, key, address, shape, dtype, name in self.seen:
             t = group.get(key)
-            if t is None:
+            if t is None or t.shape != shape or t.dtype != dtype:
                 return False
-            if t.data_ptr() == mine.data_ptr():
-                continue
-            if t.shape != mine.shape or t.dtype != mine.dtype or t.device != mine.device:
-                return False
-            with torch.no_grad():
-                mine.copy_(t)
-                t.data = mine
+            if t.data_ptr() != address or not t.is_contiguous():
+                if t.device != self.views[name].device:
+                    return False
+                moved[name] = None
+        if moved:
+            self._move(child, moved)
         return True
 
 
@@ -357,7 +423,7 @@ class Runtime:
         leaves, tree = pytree.tree_flatten((args, kwargs))
         inputs = [x for x in leaves if isinstance(x, Tensor)]
         with torch.inference_mode(False):  # parameters outlive a call in inference mode
-            if not self.store.same() or not self.store.refresh():
+            if not self.store.same() or not self.store.refresh(self.child):
                 self.reset()
         while True:
             program = self.program(args, kwargs, leaves, tree, inputs)
@@ -373,14 +439,15 @@ class Runtime:
         if any(t.numel() == 0 for t in pytree.tree_leaves((args, kwargs)) if isinstance(t, Tensor)):
             self.empty += 1
             return self.module.forward(*args, **kwargs)
-        variant, inputs = self.prepare(args, kwargs)
-        self.last = variant
-        if variant.differentiable and torch.is_grad_enabled():
-            params = [self.store.tensor(name) for name in variant.params]
-            results = list(_Call.apply(variant, len(inputs), *inputs, *params))
-        else:
-            results = variant.forward(inputs)[1]
-        return variant.program.restored(variant.outputs(results))
+        with _calling:
+            variant, inputs = self.prepare(args, kwargs)
+            self.last = variant
+            if variant.differentiable and torch.is_grad_enabled():
+                params = [self.store.tensor(name) for name in variant.params]
+                results = list(_Call.apply(variant, len(inputs), *inputs, *params))
+            else:
+                results = variant.forward(inputs)[1]
+            return variant.program.restored(variant.outputs(results))
 
     def program(self, args: tuple[Any, ...], kwargs: dict[str, Any], leaves: list[Any], tree: Any,
                 inputs: list[Tensor]) -> Program:
@@ -392,6 +459,8 @@ class Runtime:
             if program.symbols(inputs) is None:
                 continue
             if not (changed := program.watch.changed()):
+                if program.watch.sloped and torch.is_grad_enabled():
+                    raise without_gradient(program.watch.sloped)
                 return program
             why = why or changed
         if home(self.module) != self.device:
@@ -422,10 +491,15 @@ class Runtime:
                 warnings.warn(f"{type(self.module).__name__} is exported again, for the {MANY}th time, since {why} has "
                               "changed: each export takes time; keep what changes often outside the module, or in "
                               "a parameter or a buffer of numbers with a fraction", stacklevel=2)
+        if watch.beyond:
+            warnings.warn(f"{type(self.module).__name__} reads {watch.beyond}, which holds more than is watched: "
+                          "changes deep in it are not seen", stacklevel=2)
         if used.changed:
             warnings.warn(f"the forward of {type(self.module).__name__} changes {', '.join(used.changed)}, which "
                           "calls of an optimized module do not", stacklevel=2)
         self._say(f"exported in {time.monotonic() - began:.1f} s" + (f", since {why} has changed" if why else ""))
+        if watch.sloped and torch.is_grad_enabled():
+            raise without_gradient(watch.sloped)
         return program
 
     def variant(self, program: Program, inputs: Sequence[Tensor],
@@ -463,6 +537,11 @@ class Runtime:
             print(f"deepwell: {type(self.module).__name__} {text}", flush=True)
 
 
+def without_gradient(name: str) -> Error:
+    return Error("DW2106", f"{name} is no parameter and requires a gradient, which the engine does not give it",
+                 fix=f"make {name} an nn.Parameter or an argument of the module, or detach it")
+
+
 def live(t: Tensor, spec: Any) -> bool:
     """Says whether the engine reads a tensor in each call; others are constants of the program."""
     return t.is_floating_point() and (isinstance(t, nn.Parameter) or bool(spec.persistent))
@@ -490,7 +569,9 @@ def _form(leaf: Any) -> object:
     """Gives what of an argument makes another program of the module."""
     if isinstance(leaf, Tensor):
         return leaf.dtype, leaf.dim(), leaf.device
-    if leaf is None or isinstance(leaf, (bool, int, float, str, torch.dtype, torch.device)):
+    if isinstance(leaf, float):
+        return type(leaf), leaf.hex()  # -0.0 is another one than 0.0
+    if leaf is None or isinstance(leaf, (bool, int, str, torch.dtype, torch.device)):
         return type(leaf), leaf
     raise Error("DW2106", f"an argument is a {type(leaf).__name__}",
                 fix="give tensors, numbers and strings, or call the module that was optimized")
@@ -521,7 +602,9 @@ def same_types(graph: fx.Graph) -> None:
 
 def export(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], path: str) -> Any:
     """Exports a module as it is called, with sizes that may change where they can, and saves it."""
-    with torch.enable_grad(), _export.used(module):
+    # Tensors that an export saves are nobody's: a checkpoint of torch's around the call counts its own.
+    unhooked = torch.autograd.graph.saved_tensors_hooks(lambda t: t, lambda t: t)
+    with torch.enable_grad(), unhooked, _export.used(module):
         args, kwargs = pytree.tree_map_only(Tensor, lambda t: t.detach(), (args, kwargs))
         shapes = torch.export.ShapesCollection()
         for t in pytree.tree_leaves((args, kwargs)):
@@ -533,9 +616,7 @@ def export(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], pat
             try:
                 exported = torch.export.export(module, args, kwargs, strict=False)
             except Exception as e:
-                raise Error("DW2106", "torch.export cannot export the module",
-                            cause=str(e).strip().splitlines()[0] if str(e).strip() else type(e).__name__,
-                            fix="see the exception that this one comes from") from e
+                raise _unexported("export", e) from e
     same_types(exported.graph)
     state, light = exported.state_dict, {}
     shadows: dict[int, nn.Parameter] = {}  # tied parameters stay one
@@ -547,6 +628,14 @@ def export(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], pat
     exported._state_dict = {**state, **light}
     try:
         torch.export.save(exported, path)
+    except Exception as e:
+        raise _unexported("save", e) from e
     finally:
         exported._state_dict = state
     return exported
+
+
+def _unexported(what: str, e: Exception) -> Error:
+    return Error("DW2106", f"torch.export cannot {what} the module",
+                 cause=str(e).strip().splitlines()[0] if str(e).strip() else type(e).__name__,
+                 fix="see the exception that this one comes from")

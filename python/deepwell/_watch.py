@@ -4,15 +4,19 @@ tensors whose numbers became constants. A program of the engine holds while they
 
 from __future__ import annotations
 
+import collections
 import contextlib
+import enum
+import functools
+import operator
+import sys
 import threading
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.utils import _pytree as pytree
+from torch import Tensor, fx, nn
 
 from ._program import Error
 
@@ -22,8 +26,11 @@ INNER = frozenset(vars(nn.Module())) - {"training"}
 FORWARD = ("_forward_hooks", "_forward_pre_hooks")
 BACKWARD = ("_backward_hooks", "_backward_pre_hooks")
 SMALL = 1 << 20  # elements of a constant whose values are kept for a comparison
-CONTAINERS = (list, dict, tuple, set)
-DEPTH, MANY = 3, 64  # of objects in attributes that are watched, and how many of them
+MANY = 512  # objects and classes in attributes that are watched
+# Classes of these are taken as they are; what their objects have is watched.
+SETTLED = sys.stdlib_module_names | {"torch", "numpy", "transformers"}
+METHODS = (types.MethodType, types.BuiltinMethodType, types.MethodWrapperType)
+HEAP = 1 << 9  # the flag of classes that Python code may change
 _ABSENT = object()
 _exporting = threading.RLock()
 
@@ -102,25 +109,112 @@ def _lost(name: str, what: str) -> Error:
                  "module that was optimized")
 
 
+class _Box:
+    """What a container had. An export puts other ones of the same content into a module's attributes, so
+    they are compared by content, and other objects in them by identity."""
+
+    def __init__(self, kind: type, keys: list[Any] | None, items: list[Any], more: _Box | None) -> None:
+        self.kind, self.keys, self.items, self.more = kind, keys, items, more
+        self.boxes = [i for i, x in enumerate(items) if isinstance(x, (_Box, _Bytes))]
+
+    def holds(self, have: Any) -> bool:
+        kind: object = type(have)
+        if kind is not self.kind or len(have) != len(self.items):
+            return False
+        if self.more is not None and not self.more.holds(vars(have)):
+            return False
+        values: Iterable[Any] = have
+        if self.keys is not None:
+            if not all(map(operator.is_, have, self.keys)) and not all(
+                    type(a) is type(b) and _equal(a, b) for a, b in zip(have, self.keys)):
+                return False
+            values = have.values()
+        if not self.boxes and all(map(operator.is_, values, self.items)):
+            return True
+        return all(map(_holds, values, self.items))
+
+
+class _Set(_Box):
+    def __init__(self, kind: type, members: frozenset[Any], items: list[Any]) -> None:
+        super().__init__(kind, None, items, None)
+        self.members = members
+
+    def holds(self, have: Any) -> bool:
+        return type(have) is self.kind and _equal(have, self.members)
+
+
+class _Bytes:
+    """What an array of numpy's, or another one of bytes, had."""
+
+    def __init__(self, value: Any) -> None:
+        self.kind, self.form, self.bytes = type(value), _form(value), _raw(value)
+
+    def holds(self, have: Any) -> bool:
+        return type(have) is self.kind and _form(have) == self.form and _raw(have) == self.bytes
+
+
+class _Record:
+    """What a plain object, or a class, had."""
+
+    def __init__(self, value: Any, name: str) -> None:
+        self.value, self.name = value, name
+        self.slots = [] if isinstance(value, type) else _slots(type(value))
+        self.keys: list[str] = []
+        self.items: list[Any] = []
+        self.boxes: list[int] = []
+
+    def inside(self) -> Mapping[str, Any]:
+        v = self.value
+        if isinstance(v, functools.partial):
+            return {"func": v.func, "args": v.args, "keywords": v.keywords, **vars(v)}
+        if isinstance(v, METHODS):
+            return {"__self__": v.__self__}
+        own: Mapping[str, Any] = getattr(v, "__dict__", {})
+        if self.slots:
+            return {**own, **{k: getattr(v, k, _ABSENT) for k in self.slots}}
+        return own
+
+    def taken(self, inside: Mapping[str, Any], items: list[Any]) -> None:
+        self.keys, self.items = list(inside), items
+        self.boxes = [i for i, x in enumerate(items) if isinstance(x, (_Box, _Bytes))]
+
+    def holds(self) -> bool:
+        inside = self.inside()
+        if len(inside) != len(self.keys):
+            return False
+        if not self.boxes and all(map(operator.is_, inside.values(), self.items)):
+            return all(map(operator.eq, inside, self.keys))
+        return all(k in inside and _holds(inside[k], was) for k, was in zip(self.keys, self.items))
+
+
 class Watch:
     """The state of a module at an export."""
 
     def __init__(self, module: nn.Module, used: Used, constants: Mapping[str, Any]) -> None:
         self.flags: list[tuple[Any, str, object, str]] = []  # dictionary, key, value, and its name
-        self.containers: list[tuple[Any, str, object, str]] = []  # with a copy for a value
-        self.records: dict[int, tuple[object, dict[str, object], str]] = {}  # with a copy of attributes
-        self.contents: list[tuple[object, object, str]] = []  # containers in records, and copies
-        self.stamps: list[tuple[Tensor, int, str]] = []
+        self.containers: list[tuple[Any, str, _Box | _Bytes, str]] = []
+        self.records: dict[int, _Record] = {}
+        self.stamps: dict[int, tuple[Tensor, tuple[object, ...], str]] = {}
         self.fixed: dict[str, _Fixed] = {}
+        self.sloped = ""  # a tensor that is no parameter and requires a gradient
+        self.beyond = ""  # an attribute with more in it than is watched
+        self._kinds: set[tuple[type, str]] = set()  # attributes of the parts' classes
+        self._next: collections.deque[_Record] = collections.deque()
         names = {id(m): name for name, m in module.named_modules()}
+        self._known = {*names, *(id(t) for t in (*module.parameters(), *module.buffers()))}
         for part in module.modules():
             self._flag(part, "training", names[id(part)])
         for place, key in sorted(used.read):
             if place in names and key not in INNER and key != "training" and not key.startswith("__"):
                 self._flag(module.get_submodule(names[place]), key, names[place])
         for name, value in constants.items():
-            if isinstance(value, Tensor):
-                self.stamps.append((value, version(value), name))
+            self._take(value, name)
+        while self._next:
+            record = self._next.popleft()
+            inside = dict(record.inside())
+            shared = isinstance(record.value, type)
+            record.taken(inside, [v if shared and k.startswith("__") else self._take(v, f"{record.name}.{k}", shared)
+                                  for k, v in inside.items()])
         inner = [m for m in module.modules() if m is not module]
         self.hooks = [getattr(m, group) for m in inner for group in (*FORWARD, *BACKWARD)]
         self.hooked = [(h, tuple(h.values())) for h in self.hooks if h]
@@ -130,32 +224,62 @@ class Watch:
         name, own = f"{path}.{key}" if path else key, vars(part)
         if any(key in getattr(part, group) for group in ("_parameters", "_buffers", "_modules")):
             return
-        value = own.get(key, _ABSENT)
-        for t in pytree.tree_leaves(value):
-            if isinstance(t, Tensor):
-                self.stamps.append((t, version(t), name))
-        if isinstance(value, CONTAINERS):  # an export makes new ones
-            self.containers.append((own, key, pytree.tree_map(_copied, value), name))
-            return
-        self.flags.append((own, key, value, name))
-        self._record(value, name, DEPTH)
-        if value is _ABSENT:
+        self._entry(own, key, own.get(key, _ABSENT), name)
+        if key not in own:
             for kind in type(part).__mro__:
                 if key in vars(kind):
-                    if isinstance(given := vars(kind)[key], PLAIN):
-                        self.flags.append((vars(kind), key, given, name))
+                    if (kind, key) not in self._kinds:
+                        self._kinds.add((kind, key))
+                        self._entry(vars(kind), key, vars(kind)[key], name, True)
                     break
 
-    def _record(self, value: object, name: str, depth: int) -> None:
-        """Watches what a plain object has, and objects and containers in it."""
-        if not _is_record(value) or id(value) in self.records or len(self.records) >= MANY:
+    def _entry(self, own: Any, key: str, value: Any, name: str, shared: bool = False) -> None:
+        taken = self._take(value, name, shared)
+        if isinstance(taken, (_Box, _Bytes)):
+            self.containers.append((own, key, taken, name))
+        else:
+            self.flags.append((own, key, value, name))
+
+    def _take(self, value: Any, name: str, shared: bool = False, around: tuple[int, ...] = ()) -> Any:
+        """Gives what a value is compared with, and watches what is in it. shared says that it is of a
+        class: what describes its attributes is not looked into."""
+        if value is _ABSENT or isinstance(value, PLAIN) or id(value) in self._known or id(value) in around:
+            return value
+        if isinstance(value, Tensor):
+            if value.requires_grad:
+                self.sloped = self.sloped or name
+            self.stamps[id(value)] = value, _stamp(value), name
+            return value
+        if isinstance(value, (list, tuple, dict, set, frozenset, collections.deque)):
+            around = (*around, id(value))
+            more = self._take(vars(value), name, False, around) if hasattr(value, "__dict__") else None
+            if isinstance(value, (set, frozenset)):
+                value, kind = sorted(value, key=id), type(value)
+                return _Set(kind, frozenset(value), [self._take(x, name, False, around) for x in value])
+            keys = list(value) if isinstance(value, dict) else None
+            items = [self._take(x, f"{name}[{k!r}]", False, around) for k, x in
+                     (value.items() if isinstance(value, dict) else enumerate(value))]
+            return _Box(type(value), keys, items, more)
+        if isinstance(value, bytearray) or callable(getattr(type(value), "tobytes", None)):
+            if len(_raw(value)) <= SMALL:
+                return _Bytes(value)
+            self.beyond = self.beyond or name
+        elif not (shared and hasattr(type(value), "__get__")):
+            self._look(value, name)
+        return value
+
+    def _look(self, value: Any, name: str) -> None:
+        """Watches what an object, a class, or an object's class has."""
+        if not _is_record(value) or id(value) in self.records:
             return
-        self.records[id(value)] = value, (inside := _inside(value)), name
-        for key, part in inside.items():
-            if isinstance(part, CONTAINERS):
-                self.contents.append((part, pytree.tree_map(_copied, part), f"{name}.{key}"))
-            elif depth > 1:
-                self._record(part, f"{name}.{key}", depth - 1)
+        if len(self.records) >= MANY:
+            self.beyond = self.beyond or name
+            return
+        self.records[id(value)] = record = _Record(value, name)
+        self._next.append(record)
+        for kind in (value if isinstance(value, type) else type(value)).__mro__:
+            if kind is not value and kind.__flags__ & HEAP:
+                self._look(kind, name)
 
     def fix(self, name: str, group: Mapping[str, Any], key: str) -> None:
         """Watches a tensor whose numbers are constants of the program."""
@@ -168,20 +292,16 @@ class Watch:
             have = own.get(key, _ABSENT)
             if have is not value and not _same(have, value):
                 return name
-        for own, key, value, name in self.containers:
-            have = own.get(key, _ABSENT)
-            if type(have) is not type(value) or not _equal(have, value):
+        for own, key, box, name in self.containers:
+            if not box.holds(own.get(key, _ABSENT)):
                 return name
-        for record, inside, name in self.records.values():
-            if not _equal(_inside(record), inside):
-                return name
-        for part, copy, name in self.contents:
-            if not _equal(part, copy):
-                return name
+        for record in self.records.values():
+            if not record.holds():
+                return record.name
         if sum(map(len, self.hooks)) != self.count or any(tuple(h.values()) != v for h, v in self.hooked):
             return "a hook"
-        for t, n, name in self.stamps:
-            if version(t) != n:
+        for t, stamp, name in self.stamps.values():
+            if _stamp(t) != stamp:
                 return name
         for name, fixed in self.fixed.items():
             if not fixed.holds():
@@ -215,30 +335,53 @@ def version(t: Tensor) -> int:
     return -1 if t.is_inference() else t._version
 
 
-def _stamp(t: Tensor) -> tuple[int, int, int]:
-    return id(t), t.data_ptr(), version(t)
+def _stamp(t: Tensor) -> tuple[object, ...]:
+    try:
+        return id(t), t.data_ptr(), version(t), t.shape, t.requires_grad
+    except RuntimeError:  # it has no memory, or several pieces
+        return id(t), version(t), t.requires_grad
 
 
 def _is_record(value: object) -> bool:
-    """Says whether something is a plain object, such as a configuration."""
-    return hasattr(type(value), "__slots__" if not hasattr(value, "__dict__") else "__dict__") and not isinstance(
-        value, (Tensor, nn.Module, type, types.FunctionType, types.MethodType, types.ModuleType, *PLAIN, *CONTAINERS))
+    """Says whether something is an object, such as a configuration, or a class, whose attributes count."""
+    kind = type(value)
+    if isinstance(value, type):
+        return value.__module__.partition(".")[0] not in SETTLED and not issubclass(value, enum.Enum)
+    if isinstance(value, (fx.GraphModule, enum.Enum, types.FunctionType, types.ModuleType)):
+        return False
+    return hasattr(value, "__dict__") or bool(_slots(kind)) or isinstance(value, METHODS)
 
 
-def _inside(record: object) -> dict[str, object]:
-    inside = dict(getattr(record, "__dict__", ()))
-    for kind in type(record).__mro__:
-        for key in (slots,) if isinstance(slots := vars(kind).get("__slots__", ()), str) else slots:
-            inside[key] = getattr(record, key, _ABSENT)
-    return inside
+def _slots(kind: type) -> list[str]:
+    """Lists the attributes of objects that have a place and no dictionary."""
+    found: list[str] = []
+    for k in kind.__mro__:
+        slots = vars(k).get("__slots__", ())
+        found += (s for s in ((slots,) if isinstance(slots, str) else slots) if s not in ("__dict__", "__weakref__"))
+    return found
+
+
+def _raw(array: Any) -> bytes:
+    return bytes(array) if isinstance(array, bytearray) else bytes(array.tobytes())
+
+
+def _form(array: Any) -> tuple[object, ...]:
+    return getattr(array, "dtype", None), getattr(array, "shape", None), getattr(array, "typecode", None)
+
+
+def _holds(have: Any, was: Any) -> bool:
+    if have is was:
+        return True
+    return was.holds(have) if isinstance(was, (_Box, _Bytes)) else _same(have, was)
 
 
 def _same(have: object, value: object) -> bool:
-    return type(have) is type(value) and isinstance(value, PLAIN) and _equal(have, value)
-
-
-def _copied(leaf: Any) -> Any:
-    return set(leaf) if type(leaf) is set else leaf
+    """Compares numbers, words and the like: 0.0 is not -0.0, and NaN is NaN."""
+    if type(have) is not type(value) or not isinstance(value, PLAIN):
+        return False
+    if isinstance(value, float):
+        return isinstance(have, float) and value.hex() == have.hex()
+    return _equal(have, value)
 
 
 def _equal(a: object, b: object) -> bool:

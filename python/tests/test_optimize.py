@@ -726,7 +726,7 @@ class Checked(unittest.TestCase):
 
     def test_wrong_weight(self) -> None:
         model = dw.optimize(make("nanogpt"), batch())
-        with unittest.mock.patch.object(_runtime.Store, "refresh", lambda self: True):
+        with unittest.mock.patch.object(_runtime.Store, "refresh", lambda self, child: True):
             w = model.h[0].attn.qkv.weight
             w.data = w.data * 1.01  # the engine goes on with the other
             self.assertEqual(dw.check(model, batch()).block, "h.0.attn.qkv")
