@@ -55,6 +55,9 @@ func TestPlainExports(t *testing.T) {
 					text[i] = append(text[i], strings.Split(numbered.ReplaceAllString(g.String(), "dim"), "\n")...)
 				}
 			}
+			if len(text[0]) != len(text[1]) {
+				t.Fatalf("a graph of %d lines, not %d", len(text[1]), len(text[0]))
+			}
 			for i, want := range text[0] {
 				if have := text[1][i]; have != want {
 					t.Fatalf("another graph:\n%s\nnot\n%s", have, want)
