@@ -117,6 +117,28 @@ func TestHostileCalls(t *testing.T) {
 	}
 }
 
+// Sizes of inputs that cannot be computed end with an error; they used to end the program.
+func TestHostileSizes(t *testing.T) {
+	x, s0 := pt2.Ref("x"), pt2.Expr{Op: "Symbol", Name: "s0"}
+	for _, size := range []pt2.Expr{{Op: "Mod", Args: []pt2.Expr{s0, {Op: "Integer"}}},
+		{Op: "Add", Args: []pt2.Expr{s0, s0}}, {Op: "Mod", Args: []pt2.Expr{s0}}, {Op: "Odd"}} {
+		w := &writer{g: &pt2.Graph{Inputs: []pt2.Argument{x}, Values: map[string]pt2.Value{
+			"x": {Type: dtype.F32, Dims: []pt2.Expr{size}}}}}
+		w.add("aten.relu.default", named("self", x), dense(nil, []int64{2}))
+		m := &Model{elem: dtype.F32, archive: &pt2.Archive{Program: &pt2.Program{Graph: w.g,
+			Inputs: []pt2.Spec{{Kind: pt2.UserInput, Name: "x", Arg: x}}}}}
+		_, err := m.build(model.Shape{Batch: 5, Seq: 7, Elem: dtype.F32}, w.names[0])
+		if err == nil || diag.From(err).Code != diag.NotSupported ||
+			!strings.Contains(err.Error(), "input x has the size") {
+			t.Errorf("the size %v gives %v", size, err)
+		}
+		f := &Function{model: m, specs: m.archive.Program.Inputs}
+		if _, err := f.Read([][]int64{{2}}, nil); err == nil || diag.From(err).Code != diag.BadInput {
+			t.Errorf("the size %v of a function gives %v", size, err)
+		}
+	}
+}
+
 // Queries of one row are repeated along the batch of the keys.
 func TestAttentionBroadcasts(t *testing.T) {
 	x := pt2.Ref("x")

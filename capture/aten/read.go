@@ -251,7 +251,11 @@ func (m *maker) begin(p *pt2.Program, loss bool) error {
 		t := ir.Type{Elem: m.elem(value.Type)}
 		out := &tensor{}
 		for i, e := range value.Dims {
-			n := m.eval(e)
+			n, err := e.Eval(m.symbols)
+			if err != nil {
+				return diag.New(diag.NotSupported, "input %s has the size %v", s.Name, e).Because("%v", err).
+					Try("export with sizes that are numbers or symbols of their own")
+			}
 			d := m.dims.dim("input "+s.Name+string(rune('0'+i)), n, "", -1)
 			switch {
 			case i == 0 && n == m.shape.Batch:
