@@ -2,6 +2,7 @@ package aten
 
 import (
 	"fmt"
+	"math/bits"
 	"slices"
 
 	"github.com/deepwell/deepwell/capture/pt2"
@@ -14,8 +15,8 @@ var indexRules = map[string]rule{
 	"aten.gather.default": sole(gather),
 	"aten.scatter.value": sole(func(m *maker, n *node) *tensor {
 		base, where := n.value("self"), n.value("index")
-		src := m.alike(where, n.float("value", 0))
-		src = src.with(m.b.Convert(src.v, base.v.Type.Elem))
+		by := like(m.b, base.v, n.float("value", 0))
+		src := m.alike(where, 0).with(by)
 		return m.scatter(base, where, src, base.at(n.int("dim", -1)), false)
 	}),
 	"aten.scatter.src": sole(func(m *maker, n *node) *tensor {
@@ -29,13 +30,15 @@ var indexRules = map[string]rule{
 	"aten.index_fill.int_Scalar": sole(func(m *maker, n *node) *tensor {
 		base := n.value("self")
 		i := base.at(n.int("dim", 0))
-		_, hits := m.scattered(base, n.value("index"), i, base.axes[i].size)
+		where := n.value("index")
+		each := m.tensor(like(m.b, base.v, 0), nil, axis{size: where.axes[0].size})
+		_, hits := m.scattered(each, where, 0, base.axes[i].size, true)
 		return m.putWhere(base, m.tensor(like(m.b, base.v, n.float("value", 0)), nil), hits, i)
 	}),
 	"aten.index_copy.default": sole(func(m *maker, n *node) *tensor {
 		base := n.value("self")
 		i := base.at(n.int("dim", 0))
-		sum, hits := m.scattered(n.value("source"), n.value("index"), i, base.axes[i].size)
+		sum, hits := m.scattered(n.value("source"), n.value("index"), i, base.axes[i].size, false)
 		return m.putWhere(base, sum, hits, i)
 	}),
 	"aten.copy.default": sole(func(m *maker, n *node) *tensor {
@@ -63,7 +66,7 @@ var indexRules = map[string]rule{
 	"aten.index_add.default": sole(func(m *maker, n *node) *tensor {
 		base, part := n.value("self"), m.scaled(n.value("source"), n.float("alpha", 1))
 		i := base.at(n.int("dim", 0))
-		sum, _ := m.scattered(part, n.value("index"), i, base.axes[i].size)
+		sum, _ := m.scattered(part, n.value("index"), i, base.axes[i].size, true)
 		return m.binary(base, sum, m.b.Add)
 	}),
 	"aten.index_put.default": sole(indexPut),
@@ -138,9 +141,9 @@ func (m *maker) counted(where *tensor, size int64) *tensor {
 	return where.with(m.b.Select(m.b.Compare("lt", where.v, zero), m.b.Add(where.v, all), where.v))
 }
 
-// scattered adds up, in an axis of another size, the places of axis i of x that numbers [n] name;
-// hits counts how many came to each place.
-func (m *maker) scattered(x, where *tensor, i int, size int64) (sum, hits *tensor) {
+// scattered adds up, in an axis of another size, the places of axis i of x that numbers [n] name,
+// or takes the last of them; hits counts how many came to each place.
+func (m *maker) scattered(x, where *tensor, i int, size int64, add bool) (sum, hits *tensor) {
 	if len(where.axes) != 1 || where.v.Type.Elem == dtype.Pred {
 		panic(refusal("an index that is no list of numbers"))
 	}
@@ -152,6 +155,9 @@ func (m *maker) scattered(x, where *tensor, i int, size int64) (sum, hits *tenso
 	d := x.axes[i].dims[0]
 	x = m.ordered(x, []dim{d})
 	places := where.v
+	if !add {
+		x = x.with(m.lastAlone(x.v, m.lastHits(places, m.name(d), size)))
+	}
 	for _, other := range slices.Backward(ir.Without(x.v.Type.Dims, m.name(d))) {
 		places = m.b.Broadcast(places, 0, other)
 	}
@@ -163,8 +169,36 @@ func (m *maker) scattered(x, where *tensor, i int, size int64) (sum, hits *tenso
 	return sum, hits
 }
 
+// lastHits is a mask of the numbers along a dimension, their last, that no later one is equal to.
+// Bit by bit from the highest, what stands at a place without the bit gives way to what has it.
+func (m *maker) lastHits(places *ir.Value, d string, size int64) *ir.Value {
+	b, n := m.b, places.Type.Size(d)
+	whole := ir.Type{Elem: dtype.F32, Dims: places.Type.Dims}
+	line := ir.Type{Elem: dtype.S32, Dims: []ir.Dim{{Name: d, Size: n}}}
+	left := b.Fill(whole, 1)
+	for bit := bits.Len64(uint64(n-1)) - 1; bit >= 0; bit-- {
+		half := b.Div(b.Iota(line, d), b.Fill(line, float64(int64(1)<<bit)))
+		odd := b.Sub(half, b.Scale(b.Div(half, b.Fill(line, 2)), 2))
+		high := b.Mul(left, b.Convert(odd, dtype.F32))
+		some := b.Gather(b.Scatter(high, places, d, size), places, d)
+		left = b.Select(b.Compare("gt", some, like(b, some, 0)), high, left)
+	}
+	return b.Compare("gt", left, like(b, left, 0))
+}
+
+// lastAlone has 0 where a mask does not hold. Gradients flow there as well: torch gives all that came
+// to a place the gradient of the place.
+func (m *maker) lastAlone(x, last *ir.Value) *ir.Value {
+	b, zero := m.b, m.b.Fill(x.Type, 0)
+	if x.Type.Elem.Kind() != dtype.Float {
+		return b.Select(last, x, zero)
+	}
+	nothing := b.Select(finite(b, x), b.Sub(x, b.StopGradient(x)), zero)
+	return b.Select(last, x, nothing)
+}
+
 // indexPut replaces places that numbers name, or adds to them, or replaces by one number where a
-// mask holds. As in torch, a number that stands twice is the caller's mistake unless it adds.
+// mask holds. Of a place that is named twice the last value stays, as in torch on one thread.
 func indexPut(m *maker, n *node) *tensor {
 	base, value := n.value("self"), n.value("values")
 	i, where := n.indices("indices")
@@ -186,7 +220,7 @@ func indexPut(m *maker, n *node) *tensor {
 	}
 	sizes := base.sizes()
 	sizes[i] = where.axes[0].size
-	sum, hits := m.scattered(m.expanded(value, sizes), where, i, base.axes[i].size)
+	sum, hits := m.scattered(m.expanded(value, sizes), where, i, base.axes[i].size, add)
 	if add {
 		return m.binary(base, sum, m.b.Add)
 	}
@@ -202,8 +236,8 @@ func (m *maker) putWhere(base, by, hits *tensor, i int) *tensor {
 	return m.choose(mask, by, base)
 }
 
-// scatter puts the elements of src to the places of axis i that numbers name, or adds them. As in
-// torch, the caller may not name a place twice unless it adds.
+// scatter puts the elements of src to the places of axis i that numbers name, the last to a place,
+// or adds them. One number in place of src is put wherever something comes.
 func (m *maker) scatter(base, where, src *tensor, i int, add bool) *tensor {
 	if last := len(base.axes) - 1; i != last {
 		order := swapped(len(base.axes), i, last)
@@ -216,6 +250,7 @@ func (m *maker) scatter(base, where, src *tensor, i int, add bool) *tensor {
 			src = m.sliced(src, k, 0, n, 1, fmt.Sprint("src", k))
 		}
 	}
+	value := src.v
 	for k := range base.axes {
 		where, src = m.some(where, k), m.some(src, k)
 	}
@@ -229,13 +264,21 @@ func (m *maker) scatter(base, where, src *tensor, i int, add bool) *tensor {
 	one := m.b.Fill(ir.Type{Elem: dtype.F32, Dims: places.Type.Dims}, 1)
 	size := base.axes[i].size
 	hits := m.b.Scatter(one, places, m.name(d), size)
-	sum := m.b.Scatter(m.b.Transpose(m.spread(src, where.dims()).v, order...), places, m.name(d), size)
+	hit := m.lengthened(m.resized(where, hits, i, size, "into"), base)
+	mask := hit.with(m.b.Compare("gt", hit.v, like(m.b, hit.v, 0)))
+	if len(value.Type.Dims) == 0 && !add {
+		return m.choose(mask, m.tensor(value, nil), base)
+	}
+	parts := m.b.Transpose(m.spread(src, where.dims()).v, order...)
+	if !add {
+		parts = m.lastAlone(parts, m.lastHits(places, m.name(d), size))
+	}
+	sum := m.b.Scatter(parts, places, m.name(d), size)
 	into := m.lengthened(m.resized(where, sum, i, size, "into"), base)
 	if add {
 		return m.binary(base, into, m.b.Add)
 	}
-	hit := m.lengthened(m.resized(where, hits, i, size, "into"), base)
-	return m.choose(hit.with(m.b.Compare("gt", hit.v, like(m.b, hit.v, 0))), into, base)
+	return m.choose(mask, into, base)
 }
 
 // lengthened has zeros behind its elements along axes that another has longer.

@@ -20,6 +20,9 @@ graph cannot say are refused by name, with the module and the line; so is every 
 convolutions other than of patches, recurrent cells, Fourier transforms, complex numbers, bits of whole numbers,
 random numbers other than dropout, and results whose size depends on values.
 
+`+"`topk`"+` gives the first of equal elements first, where PyTorch leaves the order open. Of values that are put at one
+place the last stays (`+"`index_put`, `index_copy`, `scatter`"+`). The CPU engine takes subnormal numbers as 0.
+
 `+"`go test ./capture/aten -run TestOperatorsAreListed -update`"+` writes this file.
 
 | group | operators |

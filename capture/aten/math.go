@@ -33,11 +33,10 @@ var mathRules = map[string]rule{
 		return b.Scale(b.Add(b.Exp(x), b.Exp(b.Neg(x))), 0.5)
 	}),
 	"aten.asinh.default": precise(asinh),
-	"aten.acosh.default": precise(func(b *ir.Builder, x *ir.Value) *ir.Value {
-		return b.Log(b.Add(x, b.Sqrt(b.Mul(b.Shift(x, -1), b.Shift(x, 1)))))
-	}),
+	"aten.acosh.default": precise(acosh),
 	"aten.atanh.default": precise(func(b *ir.Builder, x *ir.Value) *ir.Value {
-		return b.Scale(log1p(b, b.Div(b.Scale(x, 2), b.Shift(b.Neg(x), 1))), 0.5)
+		value := b.Scale(log1p(b, b.Div(b.Scale(x, 2), b.Shift(b.Neg(x), 1))), 0.5)
+		return sloped(b, value, x, b.Div(b.Fill(x.Type, 1), b.Shift(b.Neg(b.Mul(x, x)), 1)))
 	}),
 	"aten.atan.default": precise(arctangent), "aten.asin.default": precise(arcsine),
 	"aten.acos.default": precise(func(b *ir.Builder, x *ir.Value) *ir.Value {
@@ -106,14 +105,27 @@ func like(b *ir.Builder, x *ir.Value, number float64) *ir.Value {
 func infinity(b *ir.Builder, x *ir.Value) *ir.Value { return b.Neg(like(b, x, math.Inf(-1))) }
 
 // sloped gives a value the gradient of its argument x times a slope, whatever it was made by. None
-// flows to an infinite x, and an infinite slope is the largest number.
+// flows to an infinite x. A slope may be infinite: its two factors are numbers, since 0 times
+// infinity would be in the value. A slope that is NaN is 0 unless the value is NaN as well.
 func sloped(b *ir.Builder, value, x, slope *ir.Value) *ir.Value {
-	at := b.Select(finite(b, x), x, b.Fill(x.Type, 0))
+	value, slope = b.StopGradient(value), b.StopGradient(slope)
+	zero := b.Fill(slope.Type, 0)
+	both := b.Select(b.Compare("ne", slope, slope), value, zero)
+	wrong := b.Compare("ne", both, both)
+	wide := b.Add(x, zero)
+	at := b.Select(wrong, wide, b.Select(finite(b, wide), wide, zero))
 	nothing := b.Sub(at, b.StopGradient(at))
-	slope = b.StopGradient(slope)
-	most := b.Scale(signOf(b, slope), 3e38)
-	slope = b.Select(finite(b, slope), slope, most)
-	return b.Add(b.StopGradient(value), b.Mul(nothing, slope))
+	large, most := finite(b, slope), b.Fill(slope.Type, 3e38)
+	first := b.Select(large, slope, b.Mul(signOf(b, slope), most))
+	second := b.Select(large, b.Fill(slope.Type, 1), most)
+	first = b.Select(wrong, notNumber(b, first), first)
+	return b.Add(value, b.Mul(b.Mul(nothing, first), second))
+}
+
+// notNumber is NaN of the type of x. The graph has no constant for it.
+func notNumber(b *ir.Builder, x *ir.Value) *ir.Value {
+	low := b.Fill(x.Type, math.Inf(-1))
+	return b.Sub(low, low)
 }
 
 // finite is a mask of what is neither infinite nor NaN.
@@ -187,6 +199,18 @@ func asinh(b *ir.Builder, x *ir.Value) *ir.Value {
 	return sloped(b, b.Mul(value, signOf(b, x)), x, slope)
 }
 
+// acosh is log1p(t + √(t·(t+2))) with t = x-1, log(2x) for large x, and NaN below 1. Its slope is
+// torch's, a number below -1 as well.
+func acosh(b *ir.Builder, x *ir.Value) *ir.Value {
+	s, one := b.StopGradient(x), like(b, x, 1)
+	large := b.Compare("gt", s, like(b, s, 1e8))
+	t := b.Shift(b.Select(large, b.Fill(s.Type, 1), s), -1)
+	near := log1p(b, b.Add(t, b.Sqrt(b.Mul(t, b.Shift(t, 2)))))
+	value := b.Select(large, b.Shift(b.Log(b.Select(large, s, b.Fill(s.Type, 1))), math.Ln2), near)
+	value = b.Select(b.Compare("lt", s, one), notNumber(b, s), value)
+	return sloped(b, value, x, b.Rsqrt(b.Shift(b.Mul(s, s), -1)))
+}
+
 // arctangent reduces |x| to at most tan(π/8), where a polynomial is exact to single precision (as
 // in Cephes).
 func arctangent(b *ir.Builder, x *ir.Value) *ir.Value {
@@ -212,8 +236,9 @@ func arctangent(b *ir.Builder, x *ir.Value) *ir.Value {
 
 // arcsine is 2·atan(x/(1+√(1-x²))).
 func arcsine(b *ir.Builder, x *ir.Value) *ir.Value {
-	root := b.Sqrt(b.Mul(b.Shift(b.Neg(x), 1), b.Shift(x, 1)))
-	return b.Scale(arctangent(b, b.Div(x, b.Shift(root, 1))), 2)
+	square := b.Mul(b.Shift(b.Neg(x), 1), b.Shift(x, 1))
+	value := b.Scale(arctangent(b, b.Div(x, b.Shift(b.Sqrt(square), 1))), 2)
+	return sloped(b, value, x, b.Rsqrt(square))
 }
 
 // errorFunction has the slope 2/√π·exp(-x²).

@@ -120,15 +120,31 @@ func middle(b *ir.Builder, x, y *ir.Value) *ir.Value {
 func (m *maker) clamped(x *tensor, low, high float64) *tensor {
 	v := x.v
 	if !math.IsInf(low, -1) {
-		v, _ = bounded(m.b, v, "le", within(x.v.Type.Elem, low))
+		v, _ = bounded(m.b, v, "le", bound(x.v.Type.Elem, low))
 	}
 	if !math.IsInf(high, 1) {
-		v, _ = bounded(m.b, v, "ge", within(x.v.Type.Elem, high))
+		v, _ = bounded(m.b, v, "ge", bound(x.v.Type.Elem, high))
 	}
 	if v.Type.Elem.Kind() == dtype.Float {
 		v = m.b.Select(m.b.Compare("ne", x.v, x.v), m.b.StopGradient(x.v), v)
 	}
 	return x.with(v)
+}
+
+// bound is a bound of numbers of a type, as far as the type goes.
+func bound(elem dtype.DType, x float64) float64 {
+	low, high := -float64(exact), float64(exact)
+	if elem.Kind() == dtype.Float {
+		return x
+	} else if elem.Bits() < 64 && elem.Kind() == dtype.Unsigned {
+		low, high = 0, math.Exp2(float64(elem.Bits()))-1
+	} else if elem.Bits() < 64 {
+		high = math.Exp2(float64(elem.Bits()-1)) - 1
+		low = -high - 1
+	} else if math.Abs(x) > exact {
+		return within(elem, x)
+	}
+	return min(max(x, low), high)
 }
 
 // clampedBy bounds x by tensors, the upper bound last. At one bound, it and x share the gradient; x
@@ -272,13 +288,16 @@ func powered(b *ir.Builder, x, y *ir.Value) *ir.Value {
 
 // powerOf is x to the power of y without gradients.
 func powerOf(b *ir.Builder, x, y *ir.Value) *ir.Value {
-	size := b.Exp(b.Mul(y, b.Log(absolute(b, x))))
+	zero := like(b, x, 0)
+	size := b.Exp(b.Mul(y, b.Log(b.Select(b.Compare("lt", x, zero), b.Neg(x), x))))
 	whole := b.Compare("eq", truncated(b, y), y)
 	odd := b.Compare("ne", b.Scale(truncated(b, b.Scale(y, 0.5)), 2), y)
 	one := b.Fill(size.Type, 1)
-	none := b.Exp(b.Mul(y, b.Log(x))) // NaN for a negative x
+	// A fraction of minus infinity is a power of infinity.
+	some := b.Compare("gt", b.Add(x, b.Fill(size.Type, 0)), like(b, x, math.Inf(-1)))
+	none := b.Select(some, notNumber(b, size), size)
 	below := b.Select(whole, b.Select(odd, b.Neg(size), size), none)
-	out := b.Select(b.Compare("lt", x, like(b, x, 0)), below, size)
+	out := b.Select(b.Compare("lt", x, zero), below, size)
 	out = b.Select(b.Compare("eq", x, like(b, x, 1)), one, out)
 	return b.Select(b.Compare("eq", y, like(b, y, 0)), one, out)
 }
@@ -291,15 +310,25 @@ func angle(b *ir.Builder, y, x *ir.Value) *ir.Value {
 	}
 	s, t := b.StopGradient(x), b.StopGradient(y)
 	zero, flat := like(b, s, 0), b.Compare("eq", s, like(b, s, 0))
-	side := b.Select(b.Compare("lt", t, like(b, t, 0)), b.Fill(t.Type, -1), b.Fill(t.Type, 1))
+	side := b.Select(negative(b, t), b.Fill(t.Type, -1), b.Fill(t.Type, 1))
 	value := arctangent(b, b.Div(t, b.Select(flat, b.Fill(s.Type, 1), s)))
 	none := b.Fill(value.Type, 0)
-	behind := b.Select(b.Compare("lt", s, zero), b.Add(none, b.Scale(side, math.Pi)), none)
-	up := b.Mul(signOf(b, t), b.Fill(t.Type, math.Pi/2))
-	value = b.Select(flat, b.Add(none, up), b.Add(value, behind))
+	half := b.Add(none, b.Scale(side, math.Pi))
+	behind := b.Select(b.Compare("lt", s, zero), half, none)
+	up := b.Add(none, b.Mul(signOf(b, t), b.Fill(t.Type, math.Pi/2)))
+	up = b.Select(b.Compare("eq", t, zero), b.Select(negative(b, s), half, b.Add(none, t)), up)
+	value = b.Select(flat, up, b.Add(value, behind))
 	square := b.Add(b.Mul(s, s), b.Add(none, b.Mul(t, t)))
 	out := sloped(b, value, y, b.Div(s, square))
 	return b.Add(out, sloped(b, none, x, b.Neg(b.Div(t, square))))
+}
+
+// negative is where x has a sign, as -0 has.
+func negative(b *ir.Builder, x *ir.Value) *ir.Value {
+	zero := like(b, x, 0)
+	none := b.Compare("eq", x, zero)
+	side := b.Select(none, b.Div(b.Fill(x.Type, 1), b.Select(none, x, b.Fill(x.Type, 1))), x)
+	return b.Compare("lt", side, zero)
 }
 
 // other gives the second argument of a pair, a tensor or a number, in the type of the result.

@@ -151,7 +151,26 @@ func (m *maker) largest(x *tensor, list []int) *ir.Value {
 func (m *maker) extreme(n *node, sign float64) *tensor {
 	x := n.value("self")
 	shared := strings.HasPrefix(n.Target, "aten.max.") || strings.HasPrefix(n.Target, "aten.min.")
-	return m.extremeOf(x, n.over(x), n.bool("keepdim", false), sign, shared)
+	out := m.extremeOf(m.comparable(x), n.over(x), n.bool("keepdim", false), sign, shared)
+	return out.with(m.b.Convert(out.v, x.v.Type.Elem))
+}
+
+// comparable has masks and short whole numbers in 32 bits, whose least one the graph knows.
+func (m *maker) comparable(x *tensor) *tensor {
+	if elem := x.v.Type.Elem; elem.Kind() == dtype.Float || elem == dtype.S64 {
+		return x
+	} else if elem.Kind() == dtype.Unsigned && elem.Bits() >= 32 {
+		panic(refusal("the order of unsigned numbers of 32 bits or more"))
+	}
+	return x.with(m.b.Convert(x.v, dtype.S32))
+}
+
+// reversed has the opposite order: -x, and of whole numbers -1-x, which each type holds.
+func (m *maker) reversed(x *tensor) *tensor {
+	if x.v.Type.Elem.Kind() == dtype.Float {
+		return x.with(m.b.Neg(x.v))
+	}
+	return x.with(m.b.Sub(m.b.Fill(x.v.Type, -1), x.v))
 }
 
 // placed numbers the first of the largest elements along axis i, which is one dimension, NaN being
@@ -167,7 +186,11 @@ func (m *maker) placed(x *tensor, i int) *ir.Value {
 	whole := ir.Type{Elem: dtype.F32, Dims: v.Type.Dims}
 	left := b.Add(b.Shift(b.Neg(b.Iota(line, m.name(d))), size), b.Fill(whole, 0)) // size to 1
 	rank := b.Select(b.Compare("eq", v, top), left, b.Fill(whole, 0))
-	rank = b.Select(b.Compare("ne", v, v), left, rank)
+	if v.Type.Elem.Kind() == dtype.Float {
+		wrong := b.Select(b.Compare("ne", v, v), left, b.Fill(whole, 0))
+		some := b.Max(wrong, m.name(d)) // 0 without NaN
+		rank = b.Select(b.Compare("gt", some, like(b, some, 0)), wrong, rank)
+	}
 	return b.Shift(b.Neg(b.Max(rank, m.name(d))), size)
 }
 
@@ -180,14 +203,19 @@ func extremeAt(sign float64) rule {
 			panic(refusal("a place in a tensor without axes"))
 		}
 		i, keep := x.at(n.int("dim", -1)), n.bool("keepdim", false)
-		x = m.whole(x, i)
-		place := m.placed(x.with(m.scaled(x, sign).v), i)
+		elem := x.v.Type.Elem
+		x = m.comparable(m.whole(x, i))
+		ranked := x
+		if sign < 0 {
+			ranked = m.reversed(x)
+		}
+		place := m.placed(ranked, i)
 		b, d := m.b, x.axes[i].dims[0]
 		line := ir.Type{Elem: dtype.F32, Dims: []ir.Dim{{Name: m.name(d), Size: x.axes[i].size}}}
 		here := b.Compare("eq", b.Add(b.Iota(line, m.name(d)), b.Fill(ir.Type{Elem: dtype.F32,
 			Dims: x.v.Type.Dims}, 0)), place)
 		v := b.Sum(b.Select(here, x.v, b.Fill(x.v.Type, 0)), m.name(d))
-		return []*tensor{m.without(x, v, []int{i}, keep),
+		return []*tensor{m.without(x, b.Convert(v, elem), []int{i}, keep),
 			m.without(x, b.Convert(place, m.elem(dtype.S64)), []int{i}, keep)}
 	}
 }
@@ -195,8 +223,9 @@ func extremeAt(sign float64) rule {
 // placeOfExtreme is argmax or argmin, of the flat tensor where there is no dim.
 func (m *maker) placeOfExtreme(n *node, sign float64) *tensor {
 	x := n.value("self")
-	if x.v.Type.Elem == dtype.Pred {
-		x = m.cast(x, dtype.S64)
+	x = m.comparable(x)
+	if sign < 0 {
+		x = m.reversed(x)
 	}
 	rank, keep := len(x.axes), n.bool("keepdim", false)
 	if !n.has("dim") {
@@ -204,7 +233,7 @@ func (m *maker) placeOfExtreme(n *node, sign float64) *tensor {
 	}
 	i := x.at(n.int("dim", 0))
 	x = m.whole(x, i)
-	place := m.b.Convert(m.placed(x.with(m.scaled(x, sign).v), i), m.elem(dtype.S64))
+	place := m.b.Convert(m.placed(x, i), m.elem(dtype.S64))
 	out := m.without(x, place, []int{i}, keep && n.has("dim"))
 	if keep && !n.has("dim") {
 		out = m.tensor(out.v, out.hidden, slices.Repeat([]axis{{size: 1}}, rank)...)

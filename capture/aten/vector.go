@@ -137,9 +137,16 @@ func (m *maker) accumulated(n *node, rest float64, join func(x, y *ir.Value) *ir
 // extremeOf is the largest element along axes, or with the sign -1 the smallest. Elements that are
 // equal to it share its gradient. Where some are NaN, these share it, or every gradient is NaN.
 func (m *maker) extremeOf(x *tensor, list []int, keep bool, sign float64, shared bool) *tensor {
+	if x.v.Type.Elem.Kind() != dtype.Float {
+		if sign < 0 {
+			x = m.reversed(x)
+			return m.reversed(m.without(x, m.largest(x, list), list, keep))
+		}
+		return m.without(x, m.largest(x, list), list, keep)
+	}
 	x = m.scaled(x, sign)
 	names := m.along(x, list)
-	if len(names) == 0 || x.v.Type.Elem.Kind() != dtype.Float {
+	if len(names) == 0 {
 		return m.scaled(m.without(x, m.largest(x, list), list, keep), sign)
 	}
 	b, elem := m.b, x.v.Type.Elem

@@ -28,7 +28,9 @@ def tensors(dtype):
         "nx": torch.tensor([NAN, 1, 2, NAN, 0.5]), "ny": torch.tensor([1, NAN, 2, NAN, 3.0]),
         "far": torch.tensor([INF, -INF, 1.0, -3.0]), **dict(zip(("gx", "glow", "ghigh"), torch.cartesian_prod(
             torch.arange(4.0), torch.tensor([1.0, 2]), torch.tensor([1.0, 2])).unbind(-1))),
-        "ch": normal(2, 4, 3), "chw": normal(4), "chb": normal(4), "hat": normal(3, 4), "hatb": normal(3, 4),
+        "edge": torch.tensor([NAN, 1, -1, 0.5, 0.0, -0.0, 2, -2, INF, -INF, -0.25, 1e4, -1e4]),
+        "large": torch.tensor([1.5, 1e4, 1e8, 3e8, 1e19, 1e30, 3e38]), "up": torch.tensor([0.0, -0.0, 0, -0.0, 1, -1, -0.0, 0, 2]),
+        "right": torch.tensor([0.0, 0, -0.0, -0.0, -0.0, 0, -2, -2, -1]), "ch": normal(2, 4, 3), "chw": normal(4), "chb": normal(4), "hat": normal(3, 4), "hatb": normal(3, 4),
     }
     fixed = {
         "bad": torch.tensor([NAN, INF, -INF, 1.0, -2.0, 0.0]),
@@ -39,6 +41,10 @@ def tensors(dtype):
         "keys": torch.tensor([[True, True, False], [True, True, True], [True, False, False]]),
         "rows": torch.tensor([1, 0, 1]), "cols": torch.tensor([3, -1, 0]), "var": torch.tensor([0.5, 1, 2, 4]),
         "mu": torch.tensor([0.1, -0.2, 0.3, 0.0]),
+        "worst": torch.tensor([[1.0, INF, NAN], [NAN, -INF, 1], [-INF, NAN, INF], [INF, -INF, -INF]]),
+        "tiny": torch.tensor([[0, -1, -128, 7], [100, 127, -3, -128]], dtype=torch.int8),
+        "byte": torch.tensor([[3, 0, 1, 0], [255, 128, 127, 255]], dtype=torch.uint8),
+        "long": torch.tensor([[0, -1, -(2**63), 7], [2**62, 5, -(2**62), -3]]),
     }
     fixed = {n: t.to(dtype) if t.is_floating_point() else t for n, t in fixed.items()}
     return {n: t.to(dtype) for n, t in float_.items()}, fixed
@@ -117,6 +123,10 @@ SHAPE = {
     "narrow": lambda x: x.narrow(-1, 1, 2), "unflatten": lambda x: x.unflatten(-1, (2, 2)), "T": lambda x: x[0].T,
     "glu": lambda x: F.glu(x, -1), "permute": lambda x: x.permute(2, 0, 1), "step": lambda x: x[..., ::2],
 }
+ORDER = {"argmax": lambda x: x.argmax(-1), "argmin": lambda x: x.argmin(-1), "max dim": lambda x: x.max(-1),
+         "min dim": lambda x: x.min(-1), "amax": lambda x: x.amax(-1), "amin": lambda x: x.amin(0), "min all": torch.min,
+         "max all": torch.max}
+BOUND = {"clamp wide": lambda x: x.clamp(0, 200), "clamp low": lambda x: x.clamp(-300, 5), "clamp min": lambda x: x.clamp_min(-1000)}
 PAIRS = {
     "maximum": torch.maximum, "minimum": torch.minimum, "fmax": torch.fmax, "fmin": torch.fmin,
     "logaddexp": torch.logaddexp, "atan2": torch.atan2, "rsub": lambda x, y: torch.rsub(x, y),
@@ -139,7 +149,10 @@ CASES = (
     each(UNARY, "k", "x", "bad") + each(FINITE, "x") + each(POSITIVE, "plus") + each(INSIDE, "unit")
     + each({"log1p": torch.log1p, "expm1": torch.expm1, "atan": torch.atan}, "unit")
     + each({**REDUCE, **SPREAD}, "x", "same") + each(REDUCE, "badrow") + each({"prod": lambda x: x.prod(-1)}, "zeros")
-    + each(SHAPE, "x")
+    + each(SHAPE, "x") + each(ORDER, "worst", "tiny", "byte", "long") + each(BOUND, "tiny", "byte", "j")
+    + each({n: f for n, f in ORDER.items() if not n.startswith("arg")}, "mask")
+    + each({"atan": torch.atan, "erf": torch.erf, "asinh": torch.asinh, "acosh": torch.acosh, "asin": torch.asin,
+            "acos": torch.acos, "atanh": torch.atanh}, "edge")
     + [(f"{n} {x} {y}", f, x, y) for n, f in PAIRS.items() for x, y in (("x", "y"), ("x", "row"))
        if y == "y" or n not in ("kl", "kl log", "cosine", "mse", "mse none", "l1", "l1 sum", "smooth", "smooth 0",
                                 "huber", "bce logits", "soft_margin", "poisson")]
@@ -235,6 +248,14 @@ CASES = (
         ("hinge", lambda x: F.hinge_embedding_loss(x, torch.ones(4), 0.5), "x"),
         ("slice_scatter", lambda x, y: x.slice_scatter(y[..., 1:], -1, 0, 3), "x", "y"),
         ("select_scatter", lambda x, y: x.select_scatter(y[:, 0], 1, -1), "x", "y"),
+        ("pow 2.5 bad", lambda x: x**2.5, "bad"), ("pow -1.5 bad", lambda x: x**-1.5, "bad"),
+        ("pow of -2", lambda x: (-2.0) ** x.detach(), "k"), ("atan2 signs", torch.atan2, "up", "right"),
+        ("acosh", torch.acosh, "large"), ("asinh large", torch.asinh, "large"),
+        ("index_put last", lambda x, y, r: x.index_put((r,), torch.cat([y, y[:1] * 2])), "x", "y", "rows"),
+        ("index_put known", lambda x: x.clone().index_put_((torch.tensor([0, 0, 1]),), torch.ones(3, 3, 4).to(x.dtype)), "x"),
+        ("index_copy last", lambda x, y, r: x.index_copy(0, r, torch.cat([y, y[:1] * 2])), "x", "y", "rows"),
+        ("scatter last", lambda x, y, i: x.scatter(1, i, y[:2]), "hat", "hatb", "i"),
+        ("scatter half", lambda x, i: x.scatter(1, i, 0.5), "hat", "i"),
         ("in place", lambda x: (x * 1).swapaxes(0, 1).abs_().mT.mul_(2).sum(0), "x"),
     ]
 )
