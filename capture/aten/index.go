@@ -186,8 +186,8 @@ func (m *maker) lastHits(places *ir.Value, d string, size int64) *ir.Value {
 	return b.Compare("gt", left, like(b, left, 0))
 }
 
-// lastAlone has 0 where a mask does not hold. Gradients flow there as well: torch gives all that came
-// to a place the gradient of the place.
+// lastAlone has 0 where a mask does not hold. Gradients flow there as well: torch gives all that
+// came to a place the gradient of the place.
 func (m *maker) lastAlone(x, last *ir.Value) *ir.Value {
 	b, zero := m.b, m.b.Fill(x.Type, 0)
 	if x.Type.Elem.Kind() != dtype.Float {
