@@ -70,6 +70,10 @@ func benchModel(job BenchJob, o *gpubench.Options) error {
 		return diag.New(diag.NotSupported, "bench measures models that have a configuration").
 			At("%s", job.Source).Try("deepwell models lists them; or a folder with config.json")
 	}
+	if job.Kind == gpubench.MoE && m.Config.MoE == nil {
+		return diag.New(diag.BadUsage, "%s has no experts", job.Source).
+			Try("deepwell bench layer; or bench moe mixtral-8x7b")
+	}
 	o.Model, o.Seq = m.Config, cmp.Or(job.Seq, min(usualBenchSeq, m.Config.Context))
 	switch f := dtype.Format(job.Precision); f {
 	case "", dtype.FormatBF16:

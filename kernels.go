@@ -33,6 +33,12 @@ type KernelsJob struct {
 func (e *Env) Kernels(ctx context.Context, job KernelsJob) (*table.Table, error) {
 	v := e.begin(ctx, "kernels")
 	var spec step.Spec
+	var m *capture.Model // open while programs are written: a captured one reads its file then
+	defer func() {
+		if m != nil {
+			_ = m.Close()
+		}
+	}()
 	cluster := get(v, "read the cluster", func() (machine.Cluster, error) {
 		c, err := clusterOf(CompileJob{Source: job.Source, Cluster: job.Cluster})
 		if err == nil && c.CPU() {
@@ -43,7 +49,7 @@ func (e *Env) Kernels(ctx context.Context, job KernelsJob) (*table.Table, error)
 		return c, err
 	})
 	v.pass("read the model", func() (err error) {
-		spec, err = layerSpec(job, cluster)
+		spec, m, err = layerSpec(job, cluster)
 		return err
 	})
 	var both [2]*step.Programs // with kernels of our own, and without
@@ -78,37 +84,36 @@ func (e *Env) Kernels(ctx context.Context, job KernelsJob) (*table.Table, error)
 
 // layerSpec says which programs have the layer: a plan's, or of a model with FSDP over all devices,
 // without recomputation.
-func layerSpec(job KernelsJob, c machine.Cluster) (spec step.Spec, err error) {
+func layerSpec(job KernelsJob, c machine.Cluster) (spec step.Spec, m *capture.Model,
+	err error) {
 	var p *plan.Plan
 	name := job.Source
 	if isPlan(job.Source) {
 		if p, err = readPlan(job.Source); err != nil {
-			return spec, err
+			return spec, nil, err
 		}
 		if p.PP.Size > 1 || p.Devices() != int64(c.Count) || job.Seq != 0 {
-			return spec, diag.New(diag.BadUsage, "kernels takes a plan as it is, and without a pipeline").
-				At("%s", job.Source).Try("leave --cluster and --seq out; or give the model's name")
+			return spec, nil, diag.New(diag.BadUsage,
+				"kernels takes a plan as it is, and without a pipeline").At("%s", job.Source).Try("leave --cluster and --seq out; or give the model's name")
 		}
 		name = p.Model
 	}
-	m, err := capture.Open(name, capture.Options{})
-	if err != nil {
-		return spec, err
+	if m, err = capture.Open(name, capture.Options{}); err != nil {
+		return spec, nil, err
 	}
-	defer func() { _ = m.Close() }()
 	trained := m.Trained()
 	if p == nil {
 		p = usualPlan(name, trained, c, CompileJob{Seq: job.Seq})
 	}
 	r, err := recipeOf(trained, p, cmp.Or(job.Precision, p.Precision))
 	if err != nil {
-		return spec, err
+		return spec, m, err
 	}
 	spec = step.Spec{Model: trained, Recipe: r, Arch: c.Arch()}
 	if c.Count > 1 {
 		spec.Plan = p
 	}
-	return spec, nil
+	return spec, m, nil
 }
 
 // layerReports compiles the gradient programs, at the same time, and reads their schedules.

@@ -100,7 +100,7 @@ func hostWithGPUs(ctx context.Context) (*machine.Machine, error) {
 		return nil, err
 	}
 	if len(m.GPUs) == 0 {
-		return nil, noGPU(m)
+		return nil, noGPU(m).Try("install NVIDIA's driver, or start the container with its GPUs")
 	}
 	return m, nil
 }

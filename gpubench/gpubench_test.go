@@ -61,8 +61,7 @@ func TestRows(t *testing.T) {
 
 // What cannot be measured is refused.
 func TestRefused(t *testing.T) {
-	for kind, name := range map[string]string{"gem": "llama3.1-8b", MoE: "llama3.1-8b",
-		Layer: "deepseek-v3"} {
+	for kind, name := range map[string]string{"gem": "llama3.1-8b", Layer: "deepseek-v3"} {
 		if _, err := Run(t.Context(), Options{Kind: kind, Model: config(t, name), Seq: 64}); err == nil {
 			t.Errorf("%s of %s is measured", kind, name)
 		}

@@ -77,9 +77,6 @@ func Run(ctx context.Context, o Options) (*Report, error) {
 	case !ok:
 		return nil, diag.New(diag.BadUsage, "there is no benchmark %q", o.Kind).
 			Try("deepwell bench %s MODEL", strings.Join(Kinds(), "|"))
-	case o.Kind == MoE && o.Model.MoE == nil:
-		return nil, diag.New(diag.BadUsage, "the model has no experts").
-			Try("deepwell bench layer; or bench moe mixtral-8x7b")
 	case o.Kind != GEMM && o.Kind != Attention && o.Model.MLA != nil && o.Model.MoE.Dense > 0:
 		return nil, diag.New(diag.NotSupported, "the first layers of the model are not as the others").
 			Because("a layer is measured as the difference of programs of six layers and of four").

@@ -123,7 +123,9 @@ func (m *maker) bind() error {
 			m.symbols[e.Name] = n
 			if r, ok := p.Ranges[e.Name]; ok && (n < r.Min && n != 1 || n > r.Max) {
 				return diag.New(diag.BadInput, "%s of %d is outside the range of the export, %d to %d",
-					[]string{"a batch", "a sequence"}[i], n, r.Min, r.Max)
+					[]string{"a batch", "a sequence"}[i], n, r.Min, r.Max).
+					Try("export the module again with torch.export.Dim(%q, max=%d); or --fix microbatch=1",
+						[]string{"batch", "seq"}[i], n)
 			}
 		}
 	}

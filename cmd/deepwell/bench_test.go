@@ -23,7 +23,7 @@ func TestBench(t *testing.T) {
 			"linear, self_attn.q_proj", "torch.compile: not asked for: --torch PYTHON"}},
 		{[]string{"gemm", "config.json", "--json"}, 0, []string{`"own_seconds": `}},
 		{[]string{"attention", "config.json"}, 1, []string{"cuDNN", "DW"}},
-		{[]string{"moe", "config.json"}, 2, []string{"DW1001 the model has no experts"}},
+		{[]string{"moe", "config.json"}, 2, []string{"DW1001 config.json has no experts"}},
 		{[]string{"gemm"}, 2, []string{"DW1001 bench takes what to measure and a model"}},
 		{[]string{"gemm", "config.json", "--precision", "int4"}, 2, []string{"bench knows no precision"}},
 	} {
