@@ -94,7 +94,8 @@ func layerSpec(job KernelsJob, c machine.Cluster) (spec step.Spec, m *capture.Mo
 		}
 		if p.PP.Size > 1 || p.Devices() != int64(c.Count) || job.Seq != 0 {
 			return spec, nil, diag.New(diag.BadUsage,
-				"kernels takes a plan as it is, and without a pipeline").At("%s", job.Source).Try("leave --cluster and --seq out; or give the model's name")
+				"kernels takes a plan as it is, and without a pipeline").At("%s", job.Source).
+				Try("leave --cluster and --seq out; or give the model's name")
 		}
 		name = p.Model
 	}
