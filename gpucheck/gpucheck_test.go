@@ -103,7 +103,7 @@ func TestEveryConventionHasItsTest(t *testing.T) {
 	}
 	for _, c := range replay.Conventions() {
 		test, ok := tests[c.Name]
-		if !ok && c.Name != "allocate-buffer" {
+		if !ok && c.Name != "allocate-buffer" && c.Name != "transform-sums" {
 			t.Errorf("%s has no test", c.Name)
 		}
 		for _, prefix := range test.checks {
@@ -137,7 +137,7 @@ func TestVerdicts(t *testing.T) {
 		"attention":       "not tested: attention, no mask: DW2109 gone",
 		"attention-mask":  "not tested: attention is not tested",
 		"log-sum-exp":     "not tested: attention-mask is not tested",
-		"allocate-buffer": "not tested: any contents agree with it, so that no run can refute it",
+		"allocate-buffer": "not tested: any contents, or order, agree with it, so that no run can refute it",
 	} {
 		if got[name] != want {
 			t.Errorf("%s is %q, want %q", name, got[name], want)

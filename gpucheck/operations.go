@@ -172,7 +172,16 @@ func ownKernels() []operation {
 		{name: "mxfp8 quantize, rows", bound: boundCodes, build: quantize("out")},
 		{name: "mxfp8 quantize, columns", bound: boundCodes, build: quantize("rows")},
 		{name: "mxfp8 quantize, both", bound: boundCodes, build: quantize("out", "rows")},
+		{name: "nvfp4 quantize, random", bound: boundCodes, build: randomBits},
 	}
+}
+
+// randomBits rounds to E2M1 by random bits, along rows: codes and scales.
+func randomBits(b *ir.Builder) []*ir.Value {
+	x := unit(b, "x", typ(dtype.BF16, rows, out))
+	noise := b.Iota(typ(dtype.S32, dim("word", 3)), "word")
+	return b.QuantizeAll(x, ir.Quantize{Format: ir.NVFP4, Along: []string{"out"}, Noise: noise, Tensor: 5,
+		Rows: b.Iota(typ(dtype.S32, rows), "rows"), Cols: b.Iota(typ(dtype.S32, out), "out")})[:2]
 }
 
 // blockDots multiply quantized operands. With equal scales only operands and codes count; with

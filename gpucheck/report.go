@@ -122,6 +122,8 @@ var tests = map[string]struct {
 	"log-sum-exp":    {[]string{"log-sum-exp", "merged pair"}, "attention-mask"},
 	"attention-grad": {[]string{"attention gradient"}, "attention-mask"},
 
+	"stochastic-rounding": {[]string{"nvfp4 quantize, random"}, "triton"},
+
 	"attention-lengths":  {[]string{"attention, lengths"}, "attention"},
 	"attention-segments": {[]string{"documents"}, "attention-mask"},
 }
@@ -151,7 +153,7 @@ func (r *Report) conclude() {
 func (r *Report) judge(name string, verdicts map[string]string) (verdict, by string) {
 	test, ok := tests[name]
 	if !ok {
-		return notTested, "any contents agree with it, so that no run can refute it"
+		return notTested, "any contents, or order, agree with it, so that no run can refute it"
 	}
 	if v := verdicts[test.after]; test.after != "" && v != confirmed {
 		return notTested, test.after + " is " + v

@@ -74,7 +74,7 @@ func (t *gpuText) end(r *gpucheck.Report) {
 	}
 	fmt.Fprintln(w, "\nconventions that replays trust")
 	for _, c := range r.Conventions {
-		fmt.Fprintf(w, "  %-16s %-11s %s\n", c.Name, c.Verdict, c.By)
+		fmt.Fprintf(w, "  %-19s %-11s %s\n", c.Name, c.Verdict, c.By)
 	}
 	fmt.Fprintf(w, "\n%-24s %-10s %-10s %s\n", "a training step", "predicted", "measured", r.Timed)
 	for _, s := range r.Times {
