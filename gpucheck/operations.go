@@ -181,7 +181,8 @@ func randomBits(b *ir.Builder) []*ir.Value {
 	x := unit(b, "x", typ(dtype.BF16, rows, out))
 	noise := b.Iota(typ(dtype.S32, dim("word", 3)), "word")
 	return b.QuantizeAll(x, ir.Quantize{Format: ir.NVFP4, Along: []string{"out"}, Noise: noise,
-		Tensor: 5, Rows: b.Iota(typ(dtype.S32, rows), "rows"), Cols: b.Iota(typ(dtype.S32, out), "out")})[:2]
+		Tensor: 5, Rows: b.Iota(typ(dtype.S32, rows), "rows"),
+		Cols: b.Iota(typ(dtype.S32, out), "out")})[:2]
 }
 
 // blockDots multiply quantized operands. With equal scales only operands and codes count; with
