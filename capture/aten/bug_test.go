@@ -6,6 +6,8 @@ import (
 
 	"github.com/deepwell/deepwell/capture/pt2"
 	"github.com/deepwell/deepwell/diag"
+	"github.com/deepwell/deepwell/dtype"
+	"github.com/deepwell/deepwell/ir"
 )
 
 // A rule that fails is a bug with its code and its place, and no call that is not supported.
@@ -47,5 +49,17 @@ func TestOneTensorForIDsAndLabels(t *testing.T) {
 	_, err = New(archive)
 	if err == nil || !strings.Contains(diag.From(err).Fix, "labels=ids.clone()") {
 		t.Errorf("one tensor for ids and labels gives %v", err)
+	}
+}
+
+// A rule that computes in f32 ends after an error too, when values have no type.
+func TestRulesEndAfterAnError(t *testing.T) {
+	for name, f := range map[string]func(b *ir.Builder, x, y *ir.Value) *ir.Value{
+		"pow": powered, "atan2": angle} {
+		b := ir.NewBuilder("test")
+		x := b.Input("x", ir.Data, ir.Type{Elem: dtype.F32}, "")
+		if f(b, b.Add(x, nil), x); b.Err() == nil {
+			t.Errorf("%s lost the error", name)
+		}
 	}
 }

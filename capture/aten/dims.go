@@ -96,7 +96,30 @@ func (t *table) split(d dim, minor int64) (dim, dim) {
 	major := t.dim(key+"<", t.all[d].size/minor, "", -1)
 	low := t.dim(key+">", minor, "", -1)
 	t.all[d].parts, t.changed = []dim{major, low}, true
+	// What stands with the whole stands with its parts: names are given before the next reading
+	// meets them.
+	var with []dim
+	for i := range t.all {
+		if t.together[[2]dim{d, dim(i)}] {
+			with = append(with, dim(i))
+		}
+	}
+	for _, o := range append(with, major) {
+		for _, leaf := range t.leaves(o) {
+			t.stand(low, leaf)
+			if o != major {
+				t.stand(major, leaf)
+			}
+		}
+	}
 	return major, low
+}
+
+// stand remembers that a tensor has two dimensions.
+func (t *table) stand(a, b dim) {
+	if a, b = t.root(a), t.root(b); a != b {
+		t.together[[2]dim{a, b}], t.together[[2]dim{b, a}] = true, true
+	}
 }
 
 // unite remembers that two dimensions are one, unless a tensor has both.

@@ -90,12 +90,23 @@ func (f *Function) Read(sizes [][]int64, nodes []string) (*Reading, error) {
 	if err != nil {
 		return nil, err
 	}
+	var out *Reading
+	err = withTables(func(tables bool) (err error) {
+		out, err = f.read(maps.Clone(symbols), nodes, tables) // a refused reading adds sizes
+		return err
+	})
+	return out, err
+}
+
+// read writes the graph until the names of its dimensions stay.
+func (f *Function) read(symbols map[string]int64, nodes []string, tables bool) (*Reading, error) {
 	dims := newTable()
 	f.model.stacks = map[string]stack{}
 	for range maxReadings {
 		dims.changed = false
 		r := &maker{Model: f.model, b: ir.NewBuilder("function"), dims: dims,
-			shape: model.Shape{Elem: f.model.elem}, symbols: symbols, own: functionRules}
+			shape: model.Shape{Elem: f.model.elem}, symbols: symbols, own: functionRules,
+			tables: tables}
 		out, err := r.function(f, nodes)
 		if err != nil {
 			return nil, err

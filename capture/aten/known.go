@@ -104,7 +104,7 @@ func (m *maker) written(t *tensor, key string) *tensor {
 		for k := range vector {
 			vector[k] = t.known[int64(k)*step[i]]
 		}
-		d := m.fresh(fmt.Sprintf("%s%d", key, i), sizes[i], -1)
+		d := m.extent(key, i, sizes[i])
 		axes := slices.Clone(t.axes)
 		axes[i].dims = []dim{d}
 		return m.tensor(m.vector(vector, d, elem), nil, axes...)
@@ -117,6 +117,12 @@ func (m *maker) written(t *tensor, key string) *tensor {
 		panic(refusal("a mask that is not a triangle"))
 	}
 	return m.factored(t, live, key)
+}
+
+// extent is the dimension of axis i of known numbers. A node may write several, and axis i of one
+// need not have the size of axis i of another.
+func (m *maker) extent(key string, i int, size int64) dim {
+	return m.fresh(fmt.Sprintf("%s%d.%d", key, i, size), size, -1)
 }
 
 // repeats reports whether an array does not change along an axis.
@@ -189,8 +195,7 @@ func (m *maker) triangle(t *tensor, live []int, key string) *tensor {
 			}
 		}
 	}
-	r := m.fresh(fmt.Sprintf("%s%d", key, live[0]), rows, -1)
-	c := m.fresh(fmt.Sprintf("%s%d", key, live[1]), cols, -1)
+	r, c := m.extent(key, live[0], rows), m.extent(key, live[1], cols)
 	whole := ir.Type{Elem: dtype.S32, Dims: []ir.Dim{{Name: m.name(r), Size: rows},
 		{Name: m.name(c), Size: cols}}}
 	left := m.b.Sub(m.b.Iota(whole, m.name(c)), m.b.Iota(whole, m.name(r)))
@@ -242,6 +247,29 @@ func (m *maker) factored(t *tensor, live []int, key string) *tensor {
 		})
 	}
 	panic(refusal("a buffer that is no sum or product of vectors"))
+}
+
+// isTable reports whether known numbers may be too many to write: fractions along several axes, or
+// along one that is long. Two numbers are a mask, which is read for where they stand.
+func isTable(t *tensor) bool {
+	if t.elem.Kind() != dtype.Float {
+		return false
+	}
+	sizes := t.sizes()
+	step := strides(sizes)
+	live := 0
+	for i := range sizes {
+		if sizes[i] > 1 && !repeats(t.known, sizes[i], step[i]) {
+			live++
+		}
+	}
+	values := map[float64]bool{}
+	for _, x := range t.known {
+		if values[x] = true; len(values) > 2 {
+			return live > 1 || len(t.known) > maxListed
+		}
+	}
+	return false
 }
 
 func near(a, b float64) bool { return math.Abs(a-b) <= 1e-6*(math.Abs(a)+math.Abs(b))/2 }

@@ -29,8 +29,8 @@
 // a read after such a change is refused. What computes nothing is dropped: assertions, aliases,
 // dropout of nothing. The labels stand where the logits stand ([model.InputLabels]): a shift in the
 // program is taken out. The mean over labels becomes a sum times [model.InputShare], and what
-// counts along the sequence reads [model.InputPositions]. Buffers that are not trained are written
-// as what they count.
+// counts along the sequence reads [model.InputPositions]. Buffers that no state_dict has are written
+// as what they count; tables that count nothing are inputs, as buffers of a state_dict are.
 //
 // Layers that follow each other in a list of modules become one loop if their operations are equal,
 // and if they read the same values from outside, or what the layer before made: the parameters are
@@ -40,6 +40,7 @@
 package aten
 
 import (
+	"errors"
 	"fmt"
 	"slices"
 	"strconv"
@@ -66,6 +67,7 @@ type Model struct {
 	shifted bool
 	context int64 // the longest sequence of the export's range
 	masked  bool  // masks of dropout are inputs
+	tables  bool  // buffers that are tables are inputs
 	facts   model.Facts
 	sparse  map[string]bool // modules that have experts, by path
 }
@@ -111,7 +113,12 @@ func read(m *Model) (*Model, error) {
 			m.context = a.Program.Ranges[d[1].Name].Max
 		}
 	}
-	g, err := m.build(model.Shape{Batch: 2, Seq: probeSeq, Elem: m.elem}, m.loss)
+	var g *ir.Graph
+	err := withTables(func(tables bool) (err error) {
+		m.tables = tables
+		g, err = m.build(model.Shape{Batch: 2, Seq: probeSeq, Elem: m.elem}, m.loss)
+		return err
+	})
 	if err != nil {
 		return nil, err
 	}
@@ -124,6 +131,17 @@ func read(m *Model) (*Model, error) {
 	}
 	m.describe(g)
 	return m, nil
+}
+
+// withTables reads a program with all numbers of its buffers known, by which masks and positions
+// are found. Where that is refused it is read once more, with tables as inputs; if that is refused
+// as well, the first error tells why.
+func withTables(read func(tables bool) error) error {
+	err := read(false)
+	if err == nil || !errors.Is(err, diag.NotSupported) || read(true) != nil {
+		return err
+	}
+	return nil
 }
 
 // newModel reads the signature of an archive, but for its outputs.
@@ -206,7 +224,7 @@ func (m *Model) build(s model.Shape, result pt2.Ref) (*ir.Graph, error) {
 	for range maxReadings {
 		dims.changed = false
 		r := &maker{Model: m, b: ir.NewBuilder("model"), dims: dims, shape: s,
-			matmulType: s.MatmulType, mixed: map[*ir.Value]*node{}}
+			matmulType: s.MatmulType, mixed: map[*ir.Value]*node{}, tables: m.tables}
 		g, err := r.read(result)
 		if err != nil {
 			return nil, err

@@ -274,7 +274,7 @@ func (m *maker) raised(x, y *tensor) *tensor {
 
 func powered(b *ir.Builder, x, y *ir.Value) *ir.Value {
 	elem := x.Type.Elem
-	if elem.Bits() < 32 {
+	if elem.Bits() < 32 && b.Err() == nil { // after an error values have no type
 		return b.Convert(powered(b, b.Convert(x, dtype.F32), b.Convert(y, dtype.F32)), elem)
 	}
 	s, t := b.StopGradient(x), b.StopGradient(y)
@@ -305,7 +305,7 @@ func powerOf(b *ir.Builder, x, y *ir.Value) *ir.Value {
 // angle is atan2: the angle of a point x, y.
 func angle(b *ir.Builder, y, x *ir.Value) *ir.Value {
 	elem := x.Type.Elem
-	if elem.Bits() < 32 {
+	if elem.Bits() < 32 && b.Err() == nil { // after an error values have no type
 		return b.Convert(angle(b, b.Convert(y, dtype.F32), b.Convert(x, dtype.F32)), elem)
 	}
 	s, t := b.StopGradient(x), b.StopGradient(y)

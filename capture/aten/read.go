@@ -33,6 +33,7 @@ type maker struct {
 	shift      bool            // the program moves the labels
 	own        map[string]rule // in place of rules
 	fixed      map[string]bool // buffers whose numbers were looked at
+	tables     bool            // buffers that are tables are inputs, in a state_dict or not
 	missing    unsupported
 	bug        *diag.Error // the first
 	marks      []mark
@@ -308,7 +309,7 @@ func (m *maker) parameters(used map[pt2.Ref]bool) error {
 		}
 		env[ref] = m.input(t)
 	}
-	return nil
+	return m.b.Err()
 }
 
 // distinct refuses a program that reads labels where it should read ids: torch.export takes two
@@ -346,7 +347,9 @@ func (m *maker) stored(s pt2.Spec, made map[string]*tensor) (*tensor, error) {
 		if made[name], err = numbers(have); err != nil {
 			return nil, err
 		}
-		return made[name], nil
+		if s.Kind != pt2.Buffer || !m.tables || !isTable(made[name]) {
+			return made[name], nil
+		}
 	}
 	t := ir.Type{Elem: m.elem(have.Type)}
 	if m.tag(name) == ir.Router && t.Elem != dtype.F64 {

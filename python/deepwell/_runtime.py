@@ -524,7 +524,10 @@ class Runtime:
                 for name in said["fixed"] or ():
                     if name in self.store.slots:
                         program.watch.fix(name, *self.store.slots[name])
+                held = [f for f in program.watch.fixed.values() if f.holds()]
                 self.store.add(self.child, said["params"] or ())
+                for f in held:
+                    f.moved()
             variant = program.variants[key] = Variant(self, program, said, needs)
             self._say(f"compiled for {[tuple(t.shape) for t in inputs]} in {time.monotonic() - began:.1f} s")
         if program.bound != self.store.version:

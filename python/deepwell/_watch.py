@@ -329,6 +329,10 @@ class _Fixed:
         self.stamp = stamp  # written, with what was there
         return True
 
+    def moved(self) -> None:
+        """Takes the tensor that is there for the same numbers, in other memory."""
+        self.stamp = _stamp(self.group[self.key])
+
 
 def version(t: Tensor) -> int:
     """Counts writes into a tensor; one that was made in inference mode does not count them."""

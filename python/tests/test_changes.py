@@ -47,6 +47,18 @@ class Scales(nn.Module):
         return (x * self.w * self.v) @ self.b
 
 
+class Table(nn.Module):
+    """Has a table that no state_dict has, too long to be compared number by number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.ones(3))
+        self.register_buffer("table", torch.outer(torch.arange(400_000.), torch.tensor([1, .1, .01])).cos(), persistent=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x * self.w * self.table[:x.shape[0]]
+
+
 class Compared(unittest.TestCase):
     def same(self, run: Any, make: Any = Pair, wrappers: Any = WRAPPERS[:2]) -> None:
         """Runs something with a module and its call, which gives tensors or the beginning of an error."""
@@ -350,6 +362,21 @@ class Watched(Compared):
         model(X)
         Scaled.shared["scale"] = 3.0
         torch.testing.assert_close(model(X), m(X))
+
+    def test_table_in_no_state_dict(self) -> None:
+        def run(m: Any, call: Any) -> Any:
+            yield call(X)
+            yield call(X[:2])
+            yield call(X)
+            if hasattr(type(m), "_deepwell"):
+                self.assertEqual(type(m)._deepwell.exports, 1)
+            m.table.mul_(2)
+            yield call(X)
+            m.table = m.table[:50_000].clone()
+            y = call(X)
+            y.square().sum().backward()
+            yield from (y, m.w.grad)
+        self.same(run, Table)
 
     def test_more_than_is_watched(self) -> None:
         class Many(nn.Module):

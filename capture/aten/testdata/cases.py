@@ -31,6 +31,7 @@ def tensors(dtype):
         "edge": torch.tensor([NAN, 1, -1, 0.5, 0.0, -0.0, 2, -2, INF, -INF, -0.25, 1e4, -1e4]),
         "large": torch.tensor([1.5, 1e4, 1e8, 3e8, 1e19, 1e30, 3e38]), "up": torch.tensor([0.0, -0.0, 0, -0.0, 1, -1, -0.0, 0, 2]),
         "right": torch.tensor([0.0, 0, -0.0, -0.0, -0.0, 0, -2, -2, -1]), "ch": normal(2, 4, 3), "chw": normal(4), "chb": normal(4), "hat": normal(3, 4), "hatb": normal(3, 4),
+        "square": normal(4, 4), "rel": normal(7, 2),
     }
     fixed = {
         "bad": torch.tensor([NAN, INF, -INF, 1.0, -2.0, 0.0]),
@@ -48,6 +49,29 @@ def tensors(dtype):
     }
     fixed = {n: t.to(dtype) if t.is_floating_point() else t for n, t in fixed.items()}
     return {n: t.to(dtype) for n, t in float_.items()}, fixed
+
+
+def buffers(dtype):
+    """Gives buffers that no state_dict has, by letter: frequencies, a table of no vectors, and one long row."""
+    g = torch.Generator().manual_seed(6)
+    inv = 1 / 10000 ** (torch.arange(2) / 2)
+    table = torch.outer(torch.arange(8.0), inv).repeat(1, 2).cos()
+    return {"inv": inv.to(dtype), "cosines": table.to(dtype), "longrow": torch.rand(1100, generator=g).to(dtype)}
+
+
+def rope(x, inv, angles):
+    """Rotates x by angles of positions and frequencies."""
+    a = angles(torch.arange(x.shape[1]).to(inv.dtype), inv)
+    a = torch.cat([a, a], -1)
+    return x * a.cos() + torch.cat([-x[..., 2:], x[..., :2]], -1) * a.sin()
+
+
+def biased(w, square, rel, i):
+    """Is attention with a learned bias of distances, whose heads are the width of an embedding."""
+    q, at = F.linear(F.embedding(i, w), square).view(2, 4, 2, 2).transpose(1, 2), torch.arange(4)
+    bias = F.embedding((at[:, None] - at[None, :]).clamp(-2, 3) + 3, rel).permute(2, 0, 1)[None]
+    scores = (q @ q.mT / 2 + bias).masked_fill(~torch.tril(torch.ones(4, 4, dtype=torch.bool)), -INF)
+    return (scores.softmax(-1) @ q).transpose(1, 2).reshape(2, 4, 4)
 
 
 def each(functions, *letters):
@@ -256,6 +280,10 @@ CASES = (
         ("index_copy last", lambda x, y, r: x.index_copy(0, r, torch.cat([y, y[:1] * 2])), "x", "y", "rows"),
         ("scatter last", lambda x, y, i: x.scatter(1, i, y[:2]), "hat", "hatb", "i"),
         ("scatter half", lambda x, i: x.scatter(1, i, 0.5), "hat", "i"),
+        ("rope mul", lambda x, v: rope(x, v, lambda p, v: p[:, None] * v), "x", "inv"), ("rope outer", lambda x, v: rope(
+            x, v, torch.outer), "x", "inv"), ("rope square", lambda x, v: rope(x[:, :2], v, torch.outer), "x", "inv"),
+        ("rope table", lambda x, t: x * t[:3] + x * t[5:], "x", "cosines"), ("long row", lambda x, t: x * t[-4:] + t.sum(), "x", "longrow"),
+        ("position bias", biased, "w", "square", "rel", "i"),
         ("in place", lambda x: (x * 1).swapaxes(0, 1).abs_().mT.mul_(2).sum(0), "x"),
     ]
 )
@@ -267,6 +295,7 @@ class Cases(torch.nn.Module):
     def __init__(self, dtype=torch.float32, names=None):
         super().__init__()
         trained, self.fixed = tensors(dtype)
+        kept = buffers(dtype)
         self.fixed["labels2"] = self.fixed["labels"].clamp(min=0)
         self.fixed["rows_skip"] = self.fixed["rows"]
         self.cases = [c for c in CASES if names is None or c[0] in names]
@@ -275,6 +304,8 @@ class Cases(torch.nn.Module):
             for x in letters:
                 if x in trained:
                     self.register_parameter(f"p{k}_{x}", torch.nn.Parameter(trained[x].clone()))
+                elif x in kept:
+                    self.register_buffer(f"p{k}_{x}", kept[x].clone(), persistent=False)
 
     def inputs(self):
         return tuple(self.fixed[x] for x in self.letters)
