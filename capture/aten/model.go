@@ -29,8 +29,8 @@
 // a read after such a change is refused. What computes nothing is dropped: assertions, aliases,
 // dropout of nothing. The labels stand where the logits stand ([model.InputLabels]): a shift in the
 // program is taken out. The mean over labels becomes a sum times [model.InputShare], and what
-// counts along the sequence reads [model.InputPositions]. Buffers that no state_dict has are written
-// as what they count; tables that count nothing are inputs, as buffers of a state_dict are.
+// counts along the sequence reads [model.InputPositions]. Buffers that no state_dict has are
+// written as what they count; tables that count nothing are inputs, as buffers of a state_dict are.
 //
 // Layers that follow each other in a list of modules become one loop if their operations are equal,
 // and if they read the same values from outside, or what the layer before made: the parameters are
