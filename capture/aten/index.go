@@ -161,21 +161,24 @@ func (m *maker) scattered(x, where *tensor, i int, size int64, add bool) (sum, h
 	for _, other := range slices.Backward(ir.Without(x.v.Type.Dims, m.name(d))) {
 		places = m.b.Broadcast(places, 0, other)
 	}
-	one := m.b.Fill(where.v.Type, 1)
-	count := where.with(m.b.Scatter(m.b.Convert(one, dtype.F32), where.v, m.name(d), size))
+	count := where.with(m.b.Scatter(ones(m.b, where.v), where.v, m.name(d), size))
 	sum = m.resized(x, m.b.Scatter(x.v, places, m.name(d), size), i, size, "into")
 	hits = m.resized(count, count.v, 0, size, "hits")
 	sum, hits = m.match(sum, hits, i, 0)
 	return sum, hits
 }
 
+// ones has a 1 for each number. It is computed of them, so that it is sharded as they are.
+func ones(b *ir.Builder, places *ir.Value) *ir.Value {
+	return b.Shift(b.Scale(b.Convert(places, dtype.F32), 0), 1)
+}
+
 // lastHits is a mask of the numbers along a dimension, their last, that no later one is equal to.
 // Bit by bit from the highest, what stands at a place without the bit gives way to what has it.
 func (m *maker) lastHits(places *ir.Value, d string, size int64) *ir.Value {
 	b, n := m.b, places.Type.Size(d)
-	whole := ir.Type{Elem: dtype.F32, Dims: places.Type.Dims}
 	line := ir.Type{Elem: dtype.S32, Dims: []ir.Dim{{Name: d, Size: n}}}
-	left := b.Fill(whole, 1)
+	left := ones(b, places)
 	for bit := bits.Len64(uint64(n-1)) - 1; bit >= 0; bit-- {
 		half := b.Div(b.Iota(line, d), b.Fill(line, float64(int64(1)<<bit)))
 		odd := b.Sub(half, b.Scale(b.Div(half, b.Fill(line, 2)), 2))
@@ -261,7 +264,7 @@ func (m *maker) scatter(base, where, src *tensor, i int, add bool) *tensor {
 	d := where.axes[i].dims[0]
 	order := m.names(where.dims())
 	places := m.b.Transpose(where.v, order...)
-	one := m.b.Fill(ir.Type{Elem: dtype.F32, Dims: places.Type.Dims}, 1)
+	one := ones(m.b, places)
 	size := base.axes[i].size
 	hits := m.b.Scatter(one, places, m.name(d), size)
 	hit := m.lengthened(m.resized(where, hits, i, size, "into"), base)
