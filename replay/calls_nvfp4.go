@@ -187,7 +187,7 @@ func (k *fourKernel) pairs(codes *value, dims []int64) *value {
 // draw hashes the random bits of one orientation of a part, or gives nil where it is rounded to the
 // nearest.
 func (k *fourKernel) draw(part, way int) *value {
-	if !k.Chance[way] {
+	if !k.Stochastic[way] {
 		return nil
 	}
 	w, batch := k.writer, int64(k.Batch)

@@ -85,7 +85,7 @@ func (f *fuser) find(g *ir.Graph) {
 		var best *fusion
 		switch {
 		case op.Kind == AmaxOnce:
-			best = f.four(op, rest)
+			best = f.nvfp4(op, rest)
 		case op.Kind == QuantizeOnce && beside(op, 1) == 0:
 			best = f.widest(nil, op, rest)
 		}

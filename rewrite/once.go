@@ -82,7 +82,7 @@ func (j *joiner) quantize(r *ir.Rewriter, op *ir.Op) (own []*ir.Value) {
 }
 
 // once tells whether a quantization is one of those that the kernels have: of bfloat16, along
-// dimensions that follow each other, to MXFP8 or as [onceFour] says.
+// dimensions that follow each other, to MXFP8 or as [onceNVFP4] says.
 func once(op *ir.Op) bool {
 	x, dims := op.In[0].Type, op.Attrs.List("along")
 	if x.Elem != dtype.BF16 || following(x, dims) < 0 {
@@ -92,7 +92,7 @@ func once(op *ir.Op) bool {
 	case ir.MXFP8:
 		return len(op.In) == 1 && !op.Attrs.Bool("tile") && !op.Attrs.Bool("hadamard")
 	case ir.NVFP4:
-		return onceFour(op)
+		return onceNVFP4(op)
 	}
 	return false
 }

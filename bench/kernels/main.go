@@ -62,7 +62,7 @@ var both = fused.Form{Along: true, Across: true, Swizzled: true}
 
 // stochastic are the kernels of gradients in NVFP4, one way and both, and of weights.
 func stochastic() (list []kernel) {
-	add := func(name string, s fused.Source, f fused.FourForm) {
+	add := func(name string, s fused.Source, f fused.NVFP4Form) {
 		list = append(list, kernel{name, rows * cols * s.Parts,
 			func(gpu string) (*triton.Kernel, error) {
 				f.Added, f.Tensors = gpu == "rtx6000pro", [][2]int{{0, 1}, {2, 3}}[:s.Parts]
@@ -70,18 +70,18 @@ func stochastic() (list []kernel) {
 			}})
 	}
 	for _, s := range fused.Sources() {
-		chance := [2]bool{true, true}
+		stochastic := [2]bool{true, true}
 		switch s.Name {
 		case "quantize":
-			add("quantize nvfp4 tiles", s, fused.FourForm{Form: both, Tile: true})
-			add("quantize nvfp4 rows", s, fused.FourForm{Form: fused.Form{Along: true, Swizzled: true}})
+			add("quantize nvfp4 tiles", s, fused.NVFP4Form{Form: both, Tile: true})
+			add("quantize nvfp4 rows", s, fused.NVFP4Form{Form: fused.Form{Along: true, Swizzled: true}})
 			add("quantize nvfp4 stochastic rows", s,
-				fused.FourForm{Form: fused.Form{Along: true, Swizzled: true}, Chance: chance})
+				fused.NVFP4Form{Form: fused.Form{Along: true, Swizzled: true}, Stochastic: stochastic})
 			add("quantize nvfp4 stochastic columns", s,
-				fused.FourForm{Form: fused.Form{Across: true, Swizzled: true}, Chance: chance})
-			add("quantize nvfp4 stochastic", s, fused.FourForm{Form: both, Chance: chance})
+				fused.NVFP4Form{Form: fused.Form{Across: true, Swizzled: true}, Stochastic: stochastic})
+			add("quantize nvfp4 stochastic", s, fused.NVFP4Form{Form: both, Stochastic: stochastic})
 		case "swiglu_grad", "gelu_grad":
-			add(s.Name+" nvfp4 stochastic", s, fused.FourForm{Form: both, Chance: chance})
+			add(s.Name+" nvfp4 stochastic", s, fused.NVFP4Form{Form: both, Stochastic: stochastic})
 		}
 	}
 	return list
@@ -91,7 +91,7 @@ func stochastic() (list []kernel) {
 // written into stacks, and gradients of residuals are kept.
 func inLoops() (list []kernel) {
 	const rounds = 80
-	chance := fused.FourForm{Chance: [2]bool{true, true}, Tensors: [][2]int{{0, 1}, {2, 3}}}
+	stochastic := fused.NVFP4Form{Stochastic: [2]bool{true, true}, Tensors: [][2]int{{0, 1}, {2, 3}}}
 	for _, row := range []struct {
 		name, source string
 		form         fused.Form
@@ -106,13 +106,13 @@ func inLoops() (list []kernel) {
 		{"rms_norm_grad mxfp8 kept", "rms_norm_grad", fused.Form{Keep: true,
 			Stacks: fused.Stacks{Rounds: rounds, From: []int{3}}}, mxfp8},
 		{"rms_norm nvfp4 saved", "rms_norm", fused.Form{Stacks: fused.Stacks{Rounds: rounds,
-			Into: []int{2, 3}, Saved: []int{0}}}, nvfp4(fused.FourForm{})},
+			Into: []int{2, 3}, Saved: []int{0}}}, nvfp4(fused.NVFP4Form{})},
 		{"swiglu amax saved", "swiglu", fused.Form{Keep: true, Stacks: fused.Stacks{
 			Rounds: rounds, Saved: []int{0, 1}}}, amax},
 		{"swiglu_grad amax from stacks", "swiglu_grad", fused.Form{Stacks: fused.Stacks{
 			Rounds: rounds, From: []int{1, 2}}}, amax},
 		{"swiglu_grad nvfp4 from stacks", "swiglu_grad", fused.Form{Stacks: fused.Stacks{
-			Rounds: rounds, From: []int{1, 2}}}, nvfp4(chance)},
+			Rounds: rounds, From: []int{1, 2}}}, nvfp4(stochastic)},
 		{"rms_norm_grad amax kept", "rms_norm_grad", fused.Form{Keep: true,
 			Stacks: fused.Stacks{Rounds: rounds, From: []int{3}}}, amax},
 	} {
@@ -137,7 +137,7 @@ func amax(m fused.Matrix, s fused.Source, f fused.Form, _ string) (*triton.Kerne
 }
 
 // nvfp4 quantizes as another form says.
-func nvfp4(like fused.FourForm) func(fused.Matrix, fused.Source, fused.Form,
+func nvfp4(like fused.NVFP4Form) func(fused.Matrix, fused.Source, fused.Form,
 	string) (*triton.Kernel, error) {
 	return func(m fused.Matrix, s fused.Source, f fused.Form, gpu string) (*triton.Kernel, error) {
 		like.Form, like.Added = f, gpu == "rtx6000pro"
@@ -154,7 +154,7 @@ func kernels() (list []kernel) {
 			}})
 		list = append(list, kernel{s.Name + " nvfp4", rows * cols * s.Parts,
 			func(string) (*triton.Kernel, error) {
-				return fused.NVFP4(fused.Matrix{Rows: rows, Cols: cols}, s, fused.FourForm{Form: both})
+				return fused.NVFP4(fused.Matrix{Rows: rows, Cols: cols}, s, fused.NVFP4Form{Form: both})
 			}})
 		list = append(list, kernel{s.Name + " amax", rows * cols * s.Parts,
 			func(string) (*triton.Kernel, error) {

@@ -34,8 +34,8 @@ func TestCompare(t *testing.T) {
 		"mxfp8 1x8192x4000 along keep rounds=32 from=0: bf16, f32 rows, f32 cols; mul 0 1; mul 3 2 -> 4",
 		"nvfp4 1x8192x4096 along: bf16 -> 0",
 		"nvfp4 32x4096x14336 along across tile layers=32: bf16 -> 0",
-		"nvfp4 1x8192x4096 along chance=0 tensors=6,7: bf16 -> 0",
-		"nvfp4 1x8192x4096 along added chance=0 tensors=6,7: bf16 -> 0",
+		"nvfp4 1x8192x4096 along stochastic=0 tensors=6,7: bf16 -> 0",
+		"nvfp4 1x8192x4096 along added stochastic=0 tensors=6,7: bf16 -> 0",
 		"nvfp4 1x8192x14336 along amax keep rounds=32 into=0 saved=1: " +
 			"bf16, bf16; sigmoid 0; mul 0 2; mul 3 1 -> 4",
 	} {
@@ -50,7 +50,7 @@ func TestCompare(t *testing.T) {
 			"arith.subf"},
 		{"another round's slot", "mxfp8 1x64x128 along rounds=3 into=0: bf16 -> 0",
 			"arith.constant 8192 : i64", "arith.constant 4096 : i64"},
-		{"another tensor's bits", "nvfp4 1x64x128 along chance=0 tensors=6,7: bf16 -> 0",
+		{"another tensor's bits", "nvfp4 1x64x128 along stochastic=0 tensors=6,7: bf16 -> 0",
 			"arith.constant 64 : i32", "arith.constant 65 : i32"},
 		{"a scale that is one too high", "mxfp8 1x64x128 along: bf16 -> 0", "dense<31>", "dense<127>"},
 	} {
@@ -82,9 +82,9 @@ func TestPlainForms(t *testing.T) {
 		"nvfp4 2x96x256 across amax: bf16 -> 0",
 		"nvfp4 1x128x160 along across: bf16 -> 0",
 		"nvfp4 2x96x256 along across layers=2: bf16 -> 0",
-		"nvfp4 2x96x256 along across chance=0,1 tensors=6,7: bf16 -> 0",
-		"nvfp4 1x96x256 across added chance=1 tensors=6,7: bf16 -> 0",
-		"nvfp4 1x96x160 along across keep chance=0,1 tensors=6,7,8,9: " +
+		"nvfp4 2x96x256 along across stochastic=0,1 tensors=6,7: bf16 -> 0",
+		"nvfp4 1x96x256 across added stochastic=1 tensors=6,7: bf16 -> 0",
+		"nvfp4 1x96x160 along across keep stochastic=0,1 tensors=6,7,8,9: " +
 			"bf16, bf16, bf16; mul 0 1; mul 0 2 -> 3 4",
 	} {
 		s, err := fused.ParseSpec(text)

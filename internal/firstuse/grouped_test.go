@@ -2,6 +2,7 @@ package firstuse
 
 import (
 	"math/rand/v2"
+	"slices"
 	"strings"
 	"testing"
 
@@ -35,7 +36,7 @@ func TestPlainFormsOfGroups(t *testing.T) {
 		}
 		apart := func() float64 {
 			a := k.Args[len(k.Args)-1]
-			all := append(d.operands[:len(d.operands):len(d.operands)],
+			all := append(slices.Clip(d.operands),
 				make([]byte, a.Elem.Bits()/8*elements(a.Shape)))
 			if err := interpret.Kernel(k, all); err != nil {
 				t.Fatal(err)

@@ -60,7 +60,7 @@ func Amax(m Matrix, s Source, f Form) (*tt.Kernel, error) {
 	}
 	k, err := b.Kernel(launch)
 	if err == nil {
-		k.Spec = Spec{Format: dtype.NVFP4, Matrix: m, FourForm: FourForm{Form: f}, Amax: true,
+		k.Spec = Spec{Format: dtype.NVFP4, Matrix: m, NVFP4Form: NVFP4Form{Form: f}, Amax: true,
 			Expr: *s.Expr}.String()
 	}
 	return k, err

@@ -427,7 +427,7 @@ func TestNVFP4(t *testing.T) {
 	for _, s := range fused.Sources() {
 		t.Run(s.Name, func(t *testing.T) {
 			for i, d := range slices.Concat(shapes, oddShapes) {
-				k, err := fused.NVFP4(fused.Matrix{Rows: d[0], Cols: d[1]}, s, fused.FourForm{Form: both})
+				k, err := fused.NVFP4(fused.Matrix{Rows: d[0], Cols: d[1]}, s, fused.NVFP4Form{Form: both})
 				if err != nil {
 					t.Fatal(err)
 				}

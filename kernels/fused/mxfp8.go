@@ -111,7 +111,7 @@ func MXFP8(m Matrix, s Source, f Form) (*tt.Kernel, error) {
 	}
 	k, err := b.Kernel(launch)
 	if err == nil {
-		k.Spec = Spec{Format: dtype.MXFP8, Matrix: m, FourForm: FourForm{Form: f},
+		k.Spec = Spec{Format: dtype.MXFP8, Matrix: m, NVFP4Form: NVFP4Form{Form: f},
 			Expr: *s.Expr}.String()
 	}
 	return k, err

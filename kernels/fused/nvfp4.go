@@ -9,16 +9,16 @@ import (
 	tt "github.com/deepwell/deepwell/kernels/triton"
 )
 
-// A FourForm is what a kernel writes of its matrix in NVFP4.
-type FourForm struct {
+// A NVFP4Form is what a kernel writes of its matrix in NVFP4.
+type NVFP4Form struct {
 	Form
 	// Tile gives one scale to 16×16 elements, as weights have it: codes are the same both ways, and
 	// columns are not transformed.
 	Tile bool
-	// Chance rounds blocks along rows, and blocks along columns, by random bits. Tensors numbers both
+	// Stochastic rounds blocks along rows, and blocks along columns, by random bits. Tensors numbers both
 	// among all tensors of a layer that are, for each part of the source.
-	Chance  [2]bool
-	Tensors [][2]int
+	Stochastic [2]bool
+	Tensors    [][2]int
 	// Added is for targets whose conversion takes no random bits (sm_120): integers are added.
 	Added bool
 	// Layers is how many largest magnitudes there are of each part: a stack of layers, which the batch
@@ -29,7 +29,7 @@ type FourForm struct {
 // operands are what the kernel reads beside its source: the largest magnitudes of each part and of
 // what the transform makes of it; and for random bits seed, step and layer, and the places of rows
 // and columns in the whole.
-func (f FourForm) operands(m Matrix, parts int) (list []tt.Arg) {
+func (f NVFP4Form) operands(m Matrix, parts int) (list []tt.Arg) {
 	add := func(name string, e tt.Elem, n int) {
 		list = append(list, tt.Arg{Name: name, Elem: e, Shape: []int{n}})
 	}
@@ -41,7 +41,7 @@ func (f FourForm) operands(m Matrix, parts int) (list []tt.Arg) {
 			add(partName("amaxt", part, parts), tt.F32, max(f.Layers, 1))
 		}
 	}
-	if f.Chance[0] || f.Chance[1] {
+	if f.Stochastic[0] || f.Stochastic[1] {
 		add("noise", tt.I32, 3)
 		add("rowplace", tt.I32, m.Batch*m.Rows)
 		add("colplace", tt.I32, m.Cols)
@@ -58,7 +58,7 @@ func partName(name string, part, parts int) string {
 }
 
 // results are the kept source, codes and scales of each part, in the order of NVFP4.
-func (f FourForm) results(m Matrix, parts int) (list []tt.Arg) {
+func (f NVFP4Form) results(m Matrix, parts int) (list []tt.Arg) {
 	for part := range parts {
 		if f.Keep {
 			list = append(list, kept(m, part, parts))
@@ -91,13 +91,13 @@ func kept(m Matrix, part, parts int) tt.Arg {
 
 // NVFP4 quantizes what a source computes in one read: E2M1 codes, two to a byte, an E4M3 scale for
 // every 16, and a scale of the whole tensor, whose largest magnitudes are operands (see
-// [FourForm]). Columns go through the random Hadamard transform first. For each part of the source
+// [NVFP4Form]). Columns go through the random Hadamard transform first. For each part of the source
 // there are, in the order of the results:
 //
 //	the part itself in bfloat16 [batch·rows, cols], if the form keeps it,
 //	codes [batch·rows, cols/2] and scales of blocks of 16 along rows,
 //	codes [batch·cols, rows/2] and scales of blocks of 16 along columns
-func NVFP4(m Matrix, s Source, f FourForm) (*tt.Kernel, error) {
+func NVFP4(m Matrix, s Source, f NVFP4Form) (*tt.Kernel, error) {
 	m.Batch = max(m.Batch, 1)
 	operands := slices.Concat(f.from(s.args(m.Batch*m.Rows, m.Cols)), f.operands(m, s.Parts))
 	args := f.into(operands, f.results(m, s.Parts))
@@ -116,13 +116,13 @@ func NVFP4(m Matrix, s Source, f FourForm) (*tt.Kernel, error) {
 	in, out := v[len(s.Operands):], f.shift(t, args, v)
 	parts := make([]nvfp4, s.Parts)
 	for i := range parts {
-		parts[i] = nvfp4{tile: t, FourForm: f}
+		parts[i] = nvfp4{tile: t, NVFP4Form: f}
 		in = parts[i].grids(in)
 	}
-	if f.Chance[0] || f.Chance[1] {
-		c := newChance(t, in[0], in[1], in[2])
+	if f.Stochastic[0] || f.Stochastic[1] {
+		c := newStochastic(t, in[0], in[1], in[2])
 		for i := range parts {
-			parts[i].chance, parts[i].key = c, [2]key{c.key(f.Tensors[i][0]), c.key(f.Tensors[i][1])}
+			parts[i].stochastic, parts[i].key = c, [2]key{c.key(f.Tensors[i][0]), c.key(f.Tensors[i][1])}
 		}
 	}
 	for i, y := range s.Compute(t, v) {
@@ -135,13 +135,13 @@ func NVFP4(m Matrix, s Source, f FourForm) (*tt.Kernel, error) {
 	}
 	k, err := b.Kernel(launch)
 	if err == nil {
-		k.Spec = Spec{Format: dtype.NVFP4, Matrix: m, FourForm: f, Expr: *s.Expr}.String()
+		k.Spec = Spec{Format: dtype.NVFP4, Matrix: m, NVFP4Form: f, Expr: *s.Expr}.String()
 	}
 	return k, err
 }
 
 // check refuses what the kernel cannot write.
-func (f FourForm) check(b *tt.Builder, m Matrix, parts int) bool {
+func (f NVFP4Form) check(b *tt.Builder, m Matrix, parts int) bool {
 	switch across := f.Across || f.Tile; {
 	case !f.Along && !f.Across:
 		b.Fail("a form without an orientation")
@@ -151,7 +151,7 @@ func (f FourForm) check(b *tt.Builder, m Matrix, parts int) bool {
 		b.Fail("the scales of %d matrices of %d×%d are no whole tiles", m.Batch, m.Rows, m.Cols)
 	case f.Layers > 1 && m.Batch%f.Layers != 0:
 		b.Fail("%d matrices are no %d layers", m.Batch, f.Layers)
-	case f.Chance != [2]bool{} && len(f.Tensors) != parts:
+	case f.Stochastic != [2]bool{} && len(f.Tensors) != parts:
 		b.Fail("%d parts have %d pairs of numbers", parts, len(f.Tensors))
 	default:
 		return true
@@ -162,9 +162,9 @@ func (f FourForm) check(b *tt.Builder, m Matrix, parts int) bool {
 // An nvfp4 quantizes one part of a source.
 type nvfp4 struct {
 	*tile
-	FourForm
+	NVFP4Form
 	plain, transposed grid
-	chance            *chance // nil if nothing is rounded by random bits
+	stochastic        *stochastic // nil if nothing is rounded by random bits
 	key               [2]key
 }
 
@@ -269,8 +269,8 @@ func (k *nvfp4) along(y, top, codes, scales tt.Value) {
 	n := k.wide / 16
 	scale, factor := k.plain.scales(top)
 	var draw func() tt.Value
-	if k.Chance[0] {
-		draw = func() tt.Value { return k.chance.along(k.key[0]) }
+	if k.Stochastic[0] {
+		draw = func() tt.Value { return k.stochastic.along(k.key[0]) }
 	}
 	q := k.codes(y.To(tt.F32).Reshape(tileRows, n, 16), factor, draw)
 	row := k.globalRow()
@@ -294,8 +294,8 @@ func (k *nvfp4) along(y, top, codes, scales tt.Value) {
 func (k *nvfp4) across(h, top, codes, scales tt.Value) {
 	scale, factor := k.transposed.scales(top)
 	var draw func() tt.Value
-	if k.Chance[1] {
-		draw = func() tt.Value { return k.chance.across(k.key[1]) }
+	if k.Stochastic[1] {
+		draw = func() tt.Value { return k.stochastic.across(k.key[1]) }
 	}
 	q := k.codes(h.To(tt.F32), factor, draw)
 	col := k.col

@@ -104,14 +104,14 @@ func rowsOnGPU(t *testing.T, e *engine.Engine) {
 	t.Helper()
 	r := rand.New(rand.NewPCG(22, 15))
 	rows := fused.Form{Along: true}
-	for _, form := range []fused.FourForm{{Form: rows}, {Form: both, Tile: true},
-		{Form: rows, Chance: [2]bool{true}, Tensors: [][2]int{{3, 4}}, Added: true},
-		{Form: rows, Chance: [2]bool{true}, Tensors: [][2]int{{3, 4}}}} {
+	for _, form := range []fused.NVFP4Form{{Form: rows}, {Form: both, Tile: true},
+		{Form: rows, Stochastic: [2]bool{true}, Tensors: [][2]int{{3, 4}}, Added: true},
+		{Form: rows, Stochastic: [2]bool{true}, Tensors: [][2]int{{3, 4}}}} {
 		for _, m := range []fused.Matrix{{1, 128, 256}, {1, 48, 80}, {2, 32, 160}} {
 			if form.Swizzled && m.Batch > 1 {
 				continue
 			}
-			f := &four{Matrix: m, FourForm: form, x: mild(r, m.Batch*m.Rows*m.Cols, m.Rows == 48), seed: 8,
+			f := &placed{Matrix: m, NVFP4Form: form, x: mild(r, m.Batch*m.Rows*m.Cols, m.Rows == 48), seed: 8,
 				step: 9, layer: 1, row: 512, col: 1024}
 			k, err := fused.NVFP4(m, source(t, "quantize"), form)
 			if err != nil {

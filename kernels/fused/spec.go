@@ -16,11 +16,11 @@ import (
 // whoever reads that:
 //
 //	mxfp8 1x8192x14336 along across: bf16, bf16; sigmoid 0; mul 0 2; mul 3 1 -> 4
-//	nvfp4 1x8192x4096 along across chance=0,1 tensors=6,7: bf16 -> 0
+//	nvfp4 1x8192x4096 along across stochastic=0,1 tensors=6,7: bf16 -> 0
 type Spec struct {
 	Format dtype.Format
 	Matrix
-	FourForm
+	NVFP4Form
 	Amax bool // of NVFP4: the kernel finds the largest magnitudes that scales come from
 	Expr expr.Expr
 }
@@ -33,7 +33,7 @@ func (s Spec) Kernel() (*tt.Kernel, error) {
 	case s.Format == dtype.NVFP4 && s.Amax:
 		return Amax(s.Matrix, Of(&s.Expr), s.Form)
 	case s.Format == dtype.NVFP4:
-		return NVFP4(s.Matrix, Of(&s.Expr), s.FourForm)
+		return NVFP4(s.Matrix, Of(&s.Expr), s.NVFP4Form)
 	}
 	return nil, fmt.Errorf("no kernel is specified by %s", s)
 }
@@ -79,10 +79,10 @@ func (s *Spec) numbers() (list []number) {
 			return true
 		}})
 	}
-	var chance, tensors []int
-	for i, is := range s.Chance {
+	var stochastic, tensors []int
+	for i, is := range s.Stochastic {
 		if is {
-			chance = append(chance, i)
+			stochastic = append(stochastic, i)
 		}
 	}
 	for _, pair := range s.Tensors {
@@ -91,12 +91,12 @@ func (s *Spec) numbers() (list []number) {
 	return append(list, number{"layers", []int{s.Layers}[:min(s.Layers, 1)], func(n []int) bool {
 		s.Layers = n[0]
 		return len(n) == 1
-	}}, number{"chance", chance, func(n []int) bool {
+	}}, number{"stochastic", stochastic, func(n []int) bool {
 		for _, i := range n {
 			if i > 1 {
 				return false
 			}
-			s.Chance[i] = true
+			s.Stochastic[i] = true
 		}
 		return true
 	}}, number{"tensors", tensors, func(n []int) bool {
@@ -197,7 +197,7 @@ func ParseSpec(text string) (s Spec, err error) {
 		return s, err
 	}
 	s.Expr = *e
-	if s.Format != dtype.NVFP4 && (s.Amax || s.Tile || s.Layers > 0 || s.Chance != [2]bool{}) {
+	if s.Format != dtype.NVFP4 && (s.Amax || s.Tile || s.Layers > 0 || s.Stochastic != [2]bool{}) {
 		return s, fmt.Errorf("%s has no form %q", s.Format, head)
 	}
 	return s, s.Stacks.check(e)
@@ -222,7 +222,7 @@ func (s Spec) Bytes() int64 {
 			expr.Scalar: 1}[o.Over])
 	}
 	bytes += int64(len(s.Saved)) * 2 * n
-	if s.Chance != [2]bool{} {
+	if s.Stochastic != [2]bool{} {
 		bytes += 4 * (rows + cols)
 	}
 	programs := int64(s.Batch * ceil(s.Rows, tileRows) * ceil(s.Cols, tileCols(s.Matrix)))

@@ -58,7 +58,7 @@ func (w writer) tritonCall(k *triton.Kernel, in ...val) (out []val) {
 // reads what earlier loops saved from their stacks, and writes what is saved into its own.
 func quantizeOnce(w writer, op *ir.Op, in []val) []val {
 	s, out := ownKernel(w, op, in, func(m fused.Matrix, of fused.Source,
-		f fused.FourForm) (*triton.Kernel, error) {
+		f fused.NVFP4Form) (*triton.Kernel, error) {
 		if ir.Format(op.Attrs.Text("format")) == ir.MXFP8 {
 			return fused.MXFP8(m, of, f.Form)
 		}
@@ -75,7 +75,7 @@ func quantizeOnce(w writer, op *ir.Op, in []val) []val {
 // and transformed, tile by tile; of tiles and devices XLA finds the largest.
 func amaxOnce(w writer, op *ir.Op, in []val) []val {
 	s, out := ownKernel(w, op, in, func(m fused.Matrix, of fused.Source,
-		f fused.FourForm) (*triton.Kernel, error) {
+		f fused.NVFP4Form) (*triton.Kernel, error) {
 		return fused.Amax(m, of, f.Form)
 	})
 	if s == nil {
@@ -97,10 +97,10 @@ func amaxOnce(w writer, op *ir.Op, in []val) []val {
 // ownKernel prints the call of a kernel for the matrices of an operation; it gives nil after an
 // error.
 func ownKernel(w writer, op *ir.Op, in []val, kernel func(fused.Matrix, fused.Source,
-	fused.FourForm) (*triton.Kernel, error)) (*stacks, []val) {
+	fused.NVFP4Form) (*triton.Kernel, error)) (*stacks, []val) {
 	m, err := rewrite.MatricesOf(op)
 	e, exprErr := rewrite.ExprOf(op)
-	f, formErr := rewrite.FourOf(op)
+	f, formErr := rewrite.NVFP4Of(op)
 	if err := errors.Join(err, exprErr, formErr); err != nil {
 		w.Fail("%s", err)
 		return nil, nil

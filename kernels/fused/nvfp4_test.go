@@ -15,7 +15,7 @@ import (
 // Each layer of a stack has its own largest magnitude, whatever its matrices are.
 func TestNVFP4Layers(t *testing.T) {
 	r := rand.New(rand.NewPCG(22, 17))
-	for _, form := range []fused.FourForm{{Form: fused.Form{Along: true, Across: true}, Tile: true},
+	for _, form := range []fused.NVFP4Form{{Form: fused.Form{Along: true, Across: true}, Tile: true},
 		{Form: fused.Form{Along: true, Across: true}}} {
 		form.Layers = 2
 		m := fused.Matrix{Batch: 6, Rows: 32, Cols: 160}
@@ -25,11 +25,11 @@ func TestNVFP4Layers(t *testing.T) {
 			t.Fatal(err)
 		}
 		known(t, k)
-		var parts []*four
+		var parts []*placed
 		var x []uint16
 		amax := [2][]byte{}
 		for layer := range form.Layers {
-			f := &four{Matrix: fused.Matrix{Batch: 3, Rows: m.Rows, Cols: m.Cols}, FourForm: form,
+			f := &placed{Matrix: fused.Matrix{Batch: 3, Rows: m.Rows, Cols: m.Cols}, NVFP4Form: form,
 				x: mild(r, 3*n, false)}
 			if layer == 1 {
 				for i := range f.x[:200] {
@@ -61,7 +61,7 @@ func TestNVFP4Layers(t *testing.T) {
 		}
 	}
 	if _, err := fused.NVFP4(fused.Matrix{Batch: 3, Rows: 16, Cols: 16}, source(t, "quantize"),
-		fused.FourForm{Form: fused.Form{Along: true}, Layers: 2}); err == nil {
+		fused.NVFP4Form{Form: fused.Form{Along: true}, Layers: 2}); err == nil {
 		t.Error("three matrices of two layers are taken")
 	}
 }
@@ -98,7 +98,7 @@ func TestStacksOfNVFP4(t *testing.T) {
 	}{
 		"amax": {func(f fused.Form) (*triton.Kernel, error) { return fused.Amax(m, s, f) }, nil},
 		"nvfp4": {func(f fused.Form) (*triton.Kernel, error) {
-			return fused.NVFP4(m, s, fused.FourForm{Form: f, Chance: [2]bool{true, true},
+			return fused.NVFP4(m, s, fused.NVFP4Form{Form: f, Stochastic: [2]bool{true, true},
 				Tensors: [][2]int{{4, 5}}})
 		}, [][]byte{amax, amax, ints(1, 2, 3), count(0, m.Rows), count(0, m.Cols)}},
 	} {

@@ -14,17 +14,17 @@ import (
 
 // Attributes of a [QuantizeOnce] to NVFP4 that rounds by random bits.
 const (
-	attrChance  = "chance"  // the orientations, "along" and "across", that do
-	attrTensors = "tensors" // two numbers for each source, of both orientations
+	attrStochastic = "stochastic_ways" // the orientations, "along" and "across", that do
+	attrTensors    = "tensors"         // two numbers for each source, of both orientations
 )
 
-// onceFour tells whether the kernel of NVFP4 has a quantization: columns are transformed and rows
+// onceNVFP4 tells whether the kernel of NVFP4 has a quantization: columns are transformed and rows
 // are not, or neither, in tiles of the matrix. The largest magnitude is one, or one for each layer
 // of a stack. Random bits depend on places of the matrix's rows and columns.
-func onceFour(op *ir.Op) bool {
+func onceNVFP4(op *ir.Op) bool {
 	x, dims := op.In[0].Type, op.Attrs.List("along")
 	at, way := following(x, dims), orientation(op)
-	tile, chance := op.Attrs.Bool("tile"), op.Attrs.Bool("stochastic")
+	tile, stochastic := op.Attrs.Bool("tile"), op.Attrs.Bool("stochastic")
 	cols := at + len(dims)
 	if way == 0 {
 		cols = at
@@ -32,12 +32,12 @@ func onceFour(op *ir.Op) bool {
 	switch {
 	case slices.Contains(dims, ir.Layer) || cols == 0 || x.Dims[cols-1].Name == ir.Layer:
 		return false
-	case tile && (chance || way == 0 && x.Dims[at-1].Name != x.TileDim(dims).Name ||
+	case tile && (stochastic || way == 0 && x.Dims[at-1].Name != x.TileDim(dims).Name ||
 		way == 1 && x.Dims[len(x.Dims)-1].Name != x.TileDim(dims).Name):
 		return false
 	case !tile && op.Attrs.Bool("hadamard") != (way == 1):
 		return false
-	case !chance:
+	case !stochastic:
 		return len(op.In) == 2
 	}
 	return len(op.In) == 5 && op.In[2].Type.Shape().Elements() == 3 && placed(op, cols)
@@ -101,7 +101,7 @@ func (j *joiner) joins(r *ir.Rewriter, op, q *ir.Op) bool {
 // scales are the operands of a kernel beside its source, and the attributes that tell of them.
 func scales(r *ir.Rewriter, a ir.Attrs, ops [2]*ir.Op) (ir.Attrs, []*ir.Value) {
 	var in, places []*ir.Value
-	var chance []string
+	var stochastic []string
 	tensors := []string{"0", "0"}
 	for k, q := range ops {
 		if q == nil {
@@ -112,13 +112,13 @@ func scales(r *ir.Rewriter, a ir.Attrs, ops [2]*ir.Op) (ir.Attrs, []*ir.Value) {
 			in = append(in, list[1])
 		}
 		if q.Attrs.Bool("stochastic") {
-			chance, places = append(chance, []string{"along", attrAcross}[k]), list[2:]
+			stochastic, places = append(stochastic, []string{"along", attrAcross}[k]), list[2:]
 			tensors[k] = strconv.FormatInt(q.Attrs.Int("tensor"), 10)
 		}
 	}
 	a = a.With("hadamard", false).With("stochastic", false).With("tensor", nil)
-	if len(chance) > 0 {
-		a = a.With(attrChance, chance).With(attrTensors, tensors)
+	if len(stochastic) > 0 {
+		a = a.With(attrStochastic, stochastic).With(attrTensors, tensors)
 	}
 	return a, append(in, places...)
 }
@@ -209,11 +209,11 @@ func (j *joiner) scaled(op *ir.Op, source *ir.Value) *ir.Op {
 	return nil
 }
 
-// four decides how the source of a search for largest magnitudes is computed. They must be known
+// nvfp4 decides how the source of a search for largest magnitudes is computed. They must be known
 // before the source is quantized, so that either the search writes the source and the quantization
 // reads it, or both compute it: whichever moves fewer bytes. A source that others read, too, is
 // written by the search.
-func (f *fuser) four(op *ir.Op, rest []*ir.Op) *fusion {
+func (f *fuser) nvfp4(op *ir.Op, rest []*ir.Op) *fusion {
 	once := f.fusion(nil, op)
 	twice := f.widest(f.quantized, op, lists.Filter(rest, func(other *ir.Op) bool {
 		return f.quantized(other) != nil && drawnAlike(f.quantized(op), f.quantized(other))
@@ -258,14 +258,14 @@ func drawnAlike(a, b []*ir.Op) bool {
 	if len(a) != 1 || len(b) != 1 || len(a[0].In) != len(b[0].In) {
 		return false
 	}
-	n := len(a[0].In) - chanceOperands(a[0])
-	return slices.Equal(a[0].Attrs.List(attrChance), b[0].Attrs.List(attrChance)) &&
+	n := len(a[0].In) - stochasticOperands(a[0])
+	return slices.Equal(a[0].Attrs.List(attrStochastic), b[0].Attrs.List(attrStochastic)) &&
 		slices.EqualFunc(a[0].In[n:], b[0].In[n:], same)
 }
 
-// chanceOperands counts the operands that random bits come from.
-func chanceOperands(op *ir.Op) int {
-	if len(op.Attrs.List(attrChance)) == 0 {
+// stochasticOperands counts the operands that random bits come from.
+func stochasticOperands(op *ir.Op) int {
+	if len(op.Attrs.List(attrStochastic)) == 0 {
 		return 0
 	}
 	return 3
@@ -278,10 +278,10 @@ func (u *fusion) writeAgain(r *ir.Rewriter) (own []*ir.Value) {
 	in := slices.Clone(u.operands)
 	var tensors []string
 	for _, q := range u.twice {
-		in = append(in, q.In[1:len(q.In)-chanceOperands(q)]...)
+		in = append(in, q.In[1:len(q.In)-stochasticOperands(q)]...)
 		tensors = append(tensors, q.Attrs.List(attrTensors)...)
 	}
-	in = append(in, first.In[len(first.In)-chanceOperands(first):]...)
+	in = append(in, first.In[len(first.In)-stochasticOperands(first):]...)
 	in = lists.Map(in, func(v *ir.Value) *ir.Value { return now(r, v) })
 	out := r.ReplaceWith(first, QuantizeOnce, u.attrs(first).With(attrTensors, tensors), in...)
 	for _, q := range u.twice {
@@ -297,8 +297,8 @@ func (u *fusion) writeAgain(r *ir.Rewriter) (own []*ir.Value) {
 	return own
 }
 
-// FourOf is the form of NVFP4 of a [QuantizeOnce] or an [AmaxOnce].
-func FourOf(op *ir.Op) (f fused.FourForm, err error) {
+// NVFP4Of is the form of NVFP4 of a [QuantizeOnce] or an [AmaxOnce].
+func NVFP4Of(op *ir.Op) (f fused.NVFP4Form, err error) {
 	m, err := MatricesOf(op)
 	if err != nil {
 		return f, err
@@ -311,8 +311,8 @@ func FourOf(op *ir.Op) (f fused.FourForm, err error) {
 	if source, err := sourceOf(op); err == nil && source.StackDepth() > 1 {
 		f.Layers = int(source.StackDepth())
 	}
-	for _, name := range op.Attrs.List(attrChance) {
-		f.Chance[map[string]int{"along": 0, attrAcross: 1}[name]] = true
+	for _, name := range op.Attrs.List(attrStochastic) {
+		f.Stochastic[map[string]int{"along": 0, attrAcross: 1}[name]] = true
 	}
 	list := op.Attrs.List(attrTensors)
 	for i := 0; i+1 < len(list); i += 2 {
@@ -342,7 +342,7 @@ func beside(op *ir.Op, parts int) (n int) {
 		n = 1
 	}
 	n *= parts
-	if len(op.Attrs.List(attrChance)) > 0 {
+	if len(op.Attrs.List(attrStochastic)) > 0 {
 		n += 3
 	}
 	return n
@@ -395,16 +395,16 @@ func orientedBy(op *ir.Op, part, parts, way int, dims []string) ir.Quantize {
 		return q
 	}
 	n := len(op.In) - beside(op, parts)
-	chance := op.Attrs.List(attrChance)
+	stochastic := op.Attrs.List(attrStochastic)
 	each := len(op.In) - n
-	if len(chance) > 0 {
+	if len(stochastic) > 0 {
 		each -= 3
 	}
 	each /= parts
 	q.Tile = op.Attrs.Bool("tile")
 	q.Hadamard = way == 1 && !q.Tile
 	q.Amax = op.In[n+part*each+min(way, each-1)]
-	if slices.Contains(chance, []string{"along", attrAcross}[way]) {
+	if slices.Contains(stochastic, []string{"along", attrAcross}[way]) {
 		last := op.In[len(op.In)-3:]
 		q.Noise, q.Rows, q.Cols = last[0], last[1], last[2]
 		q.Tensor, _ = strconv.ParseInt(op.Attrs.List(attrTensors)[2*part+way], 10, 64)

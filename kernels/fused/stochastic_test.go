@@ -17,10 +17,10 @@ import (
 	"github.com/deepwell/deepwell/kernels/triton/run"
 )
 
-// A four is a matrix and where it stands in the whole, for what the codec makes of it.
-type four struct {
+// A placed is a matrix and where it stands in the whole, for what the codec makes of it.
+type placed struct {
 	fused.Matrix
-	fused.FourForm
+	fused.NVFP4Form
 	x          []uint16
 	amax       [2]float32
 	seed, step int32
@@ -46,7 +46,7 @@ func mild(r *rand.Rand, n int, nan bool) []uint16 {
 }
 
 // operands gives the kernel's operands in their order.
-func (f *four) operands() [][]byte {
+func (f *placed) operands() [][]byte {
 	n := f.Rows * f.Cols
 	all := slices.Clone(f.x)
 	f.amax[0] = codec.Amax(all)
@@ -60,7 +60,7 @@ func (f *four) operands() [][]byte {
 	if f.Across && !f.Tile {
 		list = append(list, binary.LittleEndian.AppendUint32(nil, math.Float32bits(f.amax[1])))
 	}
-	if f.Chance != [2]bool{} {
+	if f.Stochastic != [2]bool{} {
 		list = append(list, ints(f.seed, f.step, f.layer), count(f.row, f.Batch*f.Rows),
 			count(f.col, f.Cols))
 	}
@@ -83,7 +83,7 @@ func count(from int32, n int) []byte {
 }
 
 // transposed is what blocks along columns are made of.
-func (f *four) transposed(x []uint16) []uint16 {
+func (f *placed) transposed(x []uint16) []uint16 {
 	out := make([]uint16, len(x))
 	if err := codec.Transpose(out, x, f.Rows, f.Cols); err != nil {
 		panic(err)
@@ -98,7 +98,7 @@ func (f *four) transposed(x []uint16) []uint16 {
 
 // want is what the codec gives for one matrix of the batch: codes and scales along rows, and along
 // columns.
-func (f *four) want(t *testing.T, batch int) (list [4][]byte) {
+func (f *placed) want(t *testing.T, batch int) (list [4][]byte) {
 	t.Helper()
 	n := f.Rows * f.Cols
 	list = [4][]byte{make([]byte, n/2), make([]byte, n/16), make([]byte, n/2), make([]byte, n/16)}
@@ -110,7 +110,7 @@ func (f *four) want(t *testing.T, batch int) (list [4][]byte) {
 	first := f.row + int32(batch*f.Rows)
 	if f.Along {
 		switch {
-		case f.Chance[0]:
+		case f.Stochastic[0]:
 			err = codec.Stochastic(list[0], list[1], x, f.amax[0], key(0), codec.Window{Row: uint32(first),
 				Col: uint32(f.col), Cols: f.Cols})
 		case f.Tile:
@@ -127,7 +127,7 @@ func (f *four) want(t *testing.T, batch int) (list [4][]byte) {
 		default:
 			err = errors.Join(err, codec.NVFP4(list[2], list[3], h, f.amax[1]))
 		}
-		if f.Chance[1] {
+		if f.Stochastic[1] {
 			f.dither(list[2], list[3], h, key(1), first)
 		}
 	}
@@ -138,7 +138,7 @@ func (f *four) want(t *testing.T, batch int) (list [4][]byte) {
 }
 
 // dither rounds blocks along columns by the places of the matrix, not of its transpose.
-func (f *four) dither(q, scales []byte, h []uint16, key codec.Key, first int32) {
+func (f *placed) dither(q, scales []byte, h []uint16, key codec.Key, first int32) {
 	_, back := codec.Global(f.amax[1])
 	for i, w := range h {
 		factor := min(1/(dtype.F32FromE4M3(scales[i/16])*back), math.MaxFloat32)
@@ -149,10 +149,10 @@ func (f *four) dither(q, scales []byte, h []uint16, key codec.Key, first int32) 
 }
 
 // check runs a kernel and compares all bytes.
-func (f *four) check(t *testing.T) {
+func (f *placed) check(t *testing.T) {
 	t.Helper()
 	s := source(t, "quantize")
-	k, err := fused.NVFP4(f.Matrix, s, f.FourForm)
+	k, err := fused.NVFP4(f.Matrix, s, f.NVFP4Form)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -187,20 +187,20 @@ func (f *four) check(t *testing.T) {
 }
 
 // forms are all ways to write a matrix.
-func forms() (list []fused.FourForm) {
+func forms() (list []fused.NVFP4Form) {
 	for _, o := range [][2]bool{{true, false}, {false, true}, {true, true}} {
 		for _, swizzled := range []bool{false, true} {
 			f := fused.Form{Along: o[0], Across: o[1], Swizzled: swizzled}
-			list = append(list, fused.FourForm{Form: f, Tile: true})
-			for _, chance := range [][2]bool{{}, {true, false}, {false, true}, {true, true}} {
-				if chance[0] && !o[0] || chance[1] && !o[1] {
+			list = append(list, fused.NVFP4Form{Form: f, Tile: true})
+			for _, stochastic := range [][2]bool{{}, {true, false}, {false, true}, {true, true}} {
+				if stochastic[0] && !o[0] || stochastic[1] && !o[1] {
 					continue
 				}
 				for _, added := range []bool{false, true} {
-					if added && chance == [2]bool{} {
+					if added && stochastic == [2]bool{} {
 						continue
 					}
-					list = append(list, fused.FourForm{Form: f, Chance: chance, Tensors: [][2]int{{6, 7}}, Added: added})
+					list = append(list, fused.NVFP4Form{Form: f, Stochastic: stochastic, Tensors: [][2]int{{6, 7}}, Added: added})
 				}
 			}
 		}
@@ -223,7 +223,7 @@ func TestNVFP4Forms(t *testing.T) {
 			}
 			name := fmt.Sprintf("%v/%+v", m, form)
 			t.Run(name, func(t *testing.T) {
-				f := &four{Matrix: m, FourForm: form, x: mild(r, m.Batch*m.Rows*m.Cols, i == 2), seed: 5,
+				f := &placed{Matrix: m, NVFP4Form: form, x: mild(r, m.Batch*m.Rows*m.Cols, i == 2), seed: 5,
 					step: -7, layer: 3, row: 1000, col: 64}
 				if i == 4 { // sums of subnormal numbers are exact, too
 					for k := range f.x {
@@ -249,10 +249,10 @@ func TestNVFP4StochasticOfHostileRows(t *testing.T) {
 					}
 				}
 			}
-			f := &four{Matrix: fused.Matrix{Batch: 1, Rows: d[0], Cols: d[1]}, x: x, seed: 1, step: 2,
-				FourForm: fused.FourForm{Form: fused.Form{Along: true}, Chance: [2]bool{true},
+			f := &placed{Matrix: fused.Matrix{Batch: 1, Rows: d[0], Cols: d[1]}, x: x, seed: 1, step: 2,
+				NVFP4Form: fused.NVFP4Form{Form: fused.Form{Along: true}, Stochastic: [2]bool{true},
 					Tensors: [][2]int{{0, 0}}, Added: added}}
-			k, err := fused.NVFP4(f.Matrix, source(t, "quantize"), f.FourForm)
+			k, err := fused.NVFP4(f.Matrix, source(t, "quantize"), f.NVFP4Form)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -277,7 +277,7 @@ func TestNVFP4StochasticOfHostileRows(t *testing.T) {
 // Each part of a source has its own scales and random bits.
 func TestNVFP4StochasticParts(t *testing.T) {
 	r, s := rand.New(rand.NewPCG(22, 16)), source(t, "swiglu_grad")
-	form := fused.FourForm{Form: fused.Form{Along: true, Across: true}, Chance: [2]bool{true, true},
+	form := fused.NVFP4Form{Form: fused.Form{Along: true, Across: true}, Stochastic: [2]bool{true, true},
 		Tensors: [][2]int{{8, 9}, {10, 11}}}
 	for _, d := range [][2]int{{64, 160}, {128, 256}} {
 		in, at := operands(r, s, d[0], d[1])
@@ -286,9 +286,9 @@ func TestNVFP4StochasticParts(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		var parts []*four
+		var parts []*placed
 		for p := range s.Parts {
-			f := &four{Matrix: fused.Matrix{Batch: 1, Rows: d[0], Cols: d[1]}, FourForm: form, seed: 3, row: 7}
+			f := &placed{Matrix: fused.Matrix{Batch: 1, Rows: d[0], Cols: d[1]}, NVFP4Form: form, seed: 3, row: 7}
 			f.Tensors = form.Tensors[p : p+1]
 			f.x = y[p]
 			parts = append(parts, f)
@@ -315,13 +315,13 @@ func TestNVFP4StochasticParts(t *testing.T) {
 }
 
 // Errors that are planted in the text of a stochastic kernel are found.
-func TestPlantedErrorsOfChance(t *testing.T) {
+func TestPlantedErrorsOfStochasticRounding(t *testing.T) {
 	for _, added := range []bool{false, true} {
-		f := &four{Matrix: fused.Matrix{Batch: 1, Rows: 64, Cols: 160}, seed: 9, step: 4, layer: 2, row: 64,
-			x: mild(rand.New(rand.NewPCG(22, 13)), 64*160, false), FourForm: fused.FourForm{
-				Form: fused.Form{Along: true, Across: true}, Chance: [2]bool{true, true},
+		f := &placed{Matrix: fused.Matrix{Batch: 1, Rows: 64, Cols: 160}, seed: 9, step: 4, layer: 2, row: 64,
+			x: mild(rand.New(rand.NewPCG(22, 13)), 64*160, false), NVFP4Form: fused.NVFP4Form{
+				Form: fused.Form{Along: true, Across: true}, Stochastic: [2]bool{true, true},
 				Tensors: [][2]int{{0, 1}}, Added: added}}
-		k, err := fused.NVFP4(f.Matrix, source(t, "quantize"), f.FourForm)
+		k, err := fused.NVFP4(f.Matrix, source(t, "quantize"), f.NVFP4Form)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -350,7 +350,7 @@ func TestPlantedErrorsOfChance(t *testing.T) {
 }
 
 // wrong counts the bytes that differ.
-func wrong(t *testing.T, f *four, k *triton.Kernel) (n int) {
+func wrong(t *testing.T, f *placed, k *triton.Kernel) (n int) {
 	t.Helper()
 	in := f.operands()
 	all := arrays(k, in...)
@@ -375,7 +375,7 @@ func TestAmax(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			f := &four{Matrix: m, x: mild(r, m.Batch*m.Rows*m.Cols, nan)}
+			f := &placed{Matrix: m, x: mild(r, m.Batch*m.Rows*m.Cols, nan)}
 			in := [][]byte{words(f.x)}
 			all := arrays(k, in...)
 			if err := run.Kernel(k, all); err != nil {

@@ -2,10 +2,10 @@ package fused
 
 import tt "github.com/deepwell/deepwell/kernels/triton"
 
-// A chance makes the random bits of stochastic rounding, as dtype/block does: 32 bits for each four
+// A stochastic makes the random bits of stochastic rounding, as dtype/block does: 32 bits for each four
 // elements that follow each other in a block, hashed from the tensor's key and the place of the
 // first.
-type chance struct {
+type stochastic struct {
 	*tile
 	seed, step, layer tt.Value
 	rows, cols        tt.Value // the places of rows and columns in the whole
@@ -17,15 +17,15 @@ type key struct{ a, b tt.Value }
 // tensors is how many tensors of one layer may be rounded stochastically.
 const tensors = 64
 
-// newChance takes [seed, step, layer] and the places. The places of four elements that share bits
+// newStochastic takes [seed, step, layer] and the places. The places of four elements that share bits
 // follow each other.
-func newChance(t *tile, noise, rows, cols tt.Value) *chance {
+func newStochastic(t *tile, noise, rows, cols tt.Value) *stochastic {
 	word := func(i int) tt.Value { return t.b.Load(noise.At(t.b.Full(i, tt.I32))) }
-	return &chance{t, word(0), word(1), word(2), rows, cols}
+	return &stochastic{t, word(0), word(1), word(2), rows, cols}
 }
 
 // key makes the key of a tensor.
-func (c *chance) key(tensor int) key {
+func (c *stochastic) key(tensor int) key {
 	a := mix(c.step.Xor(mix(c.layer.Mul(tensors).Add(tensor))))
 	a = mix(c.seed.Xor(a))
 	return key{a, mix(a.Xor(murmur1))}
@@ -50,7 +50,7 @@ func (k key) hash(row, col tt.Value) tt.Value {
 }
 
 // load reads the places of some rows or columns, of which there are n; beyond them any number does.
-func (c *chance) load(places, at, here tt.Value, n int) tt.Value {
+func (c *stochastic) load(places, at, here tt.Value, n int) tt.Value {
 	if c.masked {
 		return c.b.LoadIf(here.Is("lt", n), places.At(at), 0)
 	}
@@ -58,14 +58,14 @@ func (c *chance) load(places, at, here tt.Value, n int) tt.Value {
 }
 
 // along gives the bits of four columns each, [32, wide/4].
-func (c *chance) along(k key) tt.Value {
+func (c *stochastic) along(k key) tt.Value {
 	col := c.b.Program(1).Mul(c.wide).Add(c.b.Range(c.wide / 4).Mul(4))
 	return k.hash(c.load(c.rows, c.globalRow(), c.row, c.tile.rows),
 		c.load(c.cols, col, col, c.tile.cols))
 }
 
 // across gives the bits of four rows each, transposed: [wide, 8].
-func (c *chance) across(k key) tt.Value {
+func (c *stochastic) across(k key) tt.Value {
 	row := c.b.Program(0).Mul(tileRows).Add(c.b.Range(tileRows / 4).Mul(4))
 	at := row
 	if c.batch > 1 {

@@ -114,7 +114,7 @@ func four(s fused.Spec, part int, bits []uint16) (list []result, err error) {
 			if err != nil {
 				return nil, err
 			}
-			if s.Chance[way] {
+			if s.Stochastic[way] {
 				key := block.NewKey(seed, training, deep*64+uint32(s.Tensors[part][way]))
 				dither(s, codes, tops, x, amax, key, way, b)
 			}

@@ -29,7 +29,7 @@ func TestFourIsQuantizedOnce(t *testing.T) {
 				n[0]++
 			case QuantizeOnce:
 				n[1]++
-				if f, err := FourOf(op); err != nil || !f.Along || !f.Across {
+				if f, err := NVFP4Of(op); err != nil || !f.Along || !f.Across {
 					t.Errorf("%s: %+v, %v", c.name, f, err)
 				}
 			case "amax", "quantize":
@@ -59,22 +59,22 @@ func TestFormsOfFour(t *testing.T) {
 		name string
 		dims []ir.Dim
 		how  ir.Quantize
-		want *fused.FourForm // nil if there is no kernel
+		want *fused.NVFP4Form // nil if there is no kernel
 	}{
 		{"rows", []ir.Dim{d("rows", 48), d("embed", 32)}, ir.Quantize{Along: []string{"embed"}},
-			&fused.FourForm{Form: fused.Form{Along: true}}},
+			&fused.NVFP4Form{Form: fused.Form{Along: true}}},
 		{"transformed rows", []ir.Dim{d("rows", 48), d("embed", 32)},
 			ir.Quantize{Along: []string{"embed"}, Hadamard: true}, nil},
 		{"columns", []ir.Dim{d("rows", 48), d("embed", 32)},
 			ir.Quantize{Along: []string{"rows"}, Hadamard: true},
-			&fused.FourForm{Form: fused.Form{Across: true}}},
+			&fused.NVFP4Form{Form: fused.Form{Across: true}}},
 		{"plain columns", []ir.Dim{d("rows", 48), d("embed", 32)}, ir.Quantize{Along: []string{"rows"}}, nil},
 		{"layers", []ir.Dim{d(ir.Layer, 3), d("mlp", 48), d("embed", 32)},
 			ir.Quantize{Along: []string{"embed"}, Tile: true},
-			&fused.FourForm{Form: fused.Form{Along: true}, Tile: true, Layers: 3}},
+			&fused.NVFP4Form{Form: fused.Form{Along: true}, Tile: true, Layers: 3}},
 		{"columns of layers", []ir.Dim{d(ir.Layer, 3), d("mlp", 48), d("embed", 32)},
 			ir.Quantize{Along: []string{"mlp"}, Tile: true},
-			&fused.FourForm{Form: fused.Form{Across: true}, Tile: true, Layers: 3}},
+			&fused.NVFP4Form{Form: fused.Form{Across: true}, Tile: true, Layers: 3}},
 		{"experts inside tiles", []ir.Dim{d("mlp", 48), d(ir.ExpertDim, 2), d("embed", 32)},
 			ir.Quantize{Along: []string{"embed"}, Tile: true}, nil},
 	} {
@@ -95,7 +95,7 @@ func TestFormsOfFour(t *testing.T) {
 			}
 			continue
 		}
-		f, err := FourOf(g.Ops[at])
+		f, err := NVFP4Of(g.Ops[at])
 		if err != nil || f.Along != c.want.Along || f.Across != c.want.Across ||
 			f.Tile != c.want.Tile || f.Layers != c.want.Layers {
 			t.Errorf("%s: %+v, %v", c.name, f, err)
