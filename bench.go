@@ -8,6 +8,7 @@ import (
 	"github.com/deepwell/deepwell/capture"
 	"github.com/deepwell/deepwell/diag"
 	"github.com/deepwell/deepwell/dtype"
+	"github.com/deepwell/deepwell/event"
 	"github.com/deepwell/deepwell/gpubench"
 	"github.com/deepwell/deepwell/machine"
 	"github.com/deepwell/deepwell/price"
@@ -21,14 +22,12 @@ type BenchJob struct {
 	Precision string // of GEMMs: bf16, mxfp8 or nvfp4; "" is bf16
 	Seq       int64  // tokens; 0 is 2,048, or the model's context
 	Torch     string // a Python with torch; "" measures without
-	// Progress, if there is one, hears of each row that is done.
-	Progress func(gpubench.Row)
 }
 
 // Bench measures the operations of a model's layer on the first GPU of this host.
 func (e *Env) Bench(ctx context.Context, job BenchJob) (*gpubench.Report, error) {
 	v := e.begin(ctx, "bench")
-	o := gpubench.Options{Kind: job.Kind, Torch: job.Torch, Progress: job.Progress}
+	o := gpubench.Options{Kind: job.Kind, Torch: job.Torch, Progress: e.benched}
 	v.pass("read the model", func() error { return benchModel(job, &o) })
 	host := get(v, "examine the host", func() (*machine.Machine, error) { return hostWithGPUs(ctx) })
 	if v.err != nil {
@@ -57,6 +56,12 @@ func (e *Env) Bench(ctx context.Context, job BenchJob) (*gpubench.Report, error)
 		}
 		return r, err
 	}), v.err
+}
+
+// benched says how many operations are measured.
+func (e *Env) benched(done, total int) {
+	e.Events.Emit(event.Progress{Task: "measure", Done: int64(done), Total: int64(total),
+		Unit: "operations"})
 }
 
 // benchModel reads the model, and what of it is measured.

@@ -2,6 +2,7 @@ package deepwell
 
 import (
 	"bytes"
+	"cmp"
 	"context"
 	"fmt"
 	"io"
@@ -37,9 +38,9 @@ func (r *runner) compareKernels(ctx context.Context, open func() (comparer, func
 	r.early().Emit(event.Phase{Verb: "train", Name: fmt.Sprintf(
 		"compare %d kernels of our own with their plain forms", len(specs))})
 	compare, done := open()
-	refused := r.differing(ctx, specs, compare)
+	refused, err := r.differing(ctx, specs, compare)
 	done()
-	if err := ctx.Err(); err != nil {
+	if err := cmp.Or(ctx.Err(), err); err != nil {
 		return err
 	}
 	if r.store != nil { // all processes run one program
@@ -59,20 +60,41 @@ func (r *runner) compareKernels(ctx context.Context, open func() (comparer, func
 	if err := r.writePrograms(); err != nil {
 		return err
 	}
+	if err := withoutKernels(r.program, r.refused); err != nil {
+		return err
+	}
 	return r.checkMemory()
+}
+
+// withoutKernels is an error if programs call a kernel that was refused.
+func withoutKernels(p *step.Programs, refused []string) error {
+	for _, text := range ownSpecs(p) {
+		key, err := keyOfKernel(text)
+		if err != nil {
+			return err
+		}
+		if slices.Contains(refused, key) {
+			return diag.New(diag.Internal, "the kernel %s differs from its plain form, and the programs "+
+				"call it still", key).At("%s", text)
+		}
+	}
+	return nil
 }
 
 // differing lists the kernels that are not what their plain forms are, by their keys.
 func (r *runner) differing(ctx context.Context, specs []string, compare comparer) (
-	refused []string) {
+	refused []string, err error) {
 	for _, text := range specs {
-		key, ok := keyOfKernel(text)
-		if !ok || slices.Contains(refused, key) {
-			continue // a kernel without a plain form, or known to differ
+		key, err := keyOfKernel(text)
+		if err != nil {
+			return nil, err
+		}
+		if slices.Contains(refused, key) {
+			continue
 		}
 		apart, err := compare(ctx, text)
 		if ctx.Err() != nil {
-			return nil
+			return nil, ctx.Err()
 		}
 		if err == nil && apart <= firstuse.Limit {
 			continue
@@ -84,16 +106,20 @@ func (r *runner) differing(ctx context.Context, specs []string, compare comparer
 		}
 		r.early().Emit(e)
 	}
-	return refused
+	return refused, nil
 }
 
-// keyOfKernel is the key of a kernel that can be compared.
-func keyOfKernel(text string) (key string, ok bool) {
+// keyOfKernel is the key of a kernel that a program calls.
+func keyOfKernel(text string) (key string, err error) {
 	if g, err := fused.ParseGroup(text); err == nil {
-		return g.Key(), true
+		return g.Key(), nil
 	}
 	s, err := fused.ParseSpec(text)
-	return s.Key(), err == nil
+	if err != nil {
+		return "", diag.New(diag.Internal, "a program calls a kernel whose plain form is not known").
+			At("%s", text).Because("%s", err)
+	}
+	return s.Key(), nil
 }
 
 // ownSpecs lists the kernels of our own that programs call, each once. Sizes that are compared

@@ -10,10 +10,13 @@ import (
 
 	"github.com/deepwell/deepwell/capture"
 	"github.com/deepwell/deepwell/data"
+	"github.com/deepwell/deepwell/diag"
 	"github.com/deepwell/deepwell/event"
 	"github.com/deepwell/deepwell/kernels/fused"
 	"github.com/deepwell/deepwell/machine"
+	"github.com/deepwell/deepwell/program"
 	"github.com/deepwell/deepwell/recipe"
+	"github.com/deepwell/deepwell/step"
 )
 
 // kept keeps events.
@@ -109,4 +112,24 @@ func keyOf(t *testing.T, name string) string {
 		t.Fatal(err)
 	}
 	return "mxfp8: " + s.Expr.String()
+}
+
+// A kernel whose plain form is not known, or that is refused and called still, ends the run.
+func TestRefusedKernelsAreGone(t *testing.T) {
+	t.Parallel()
+	if _, err := keyOfKernel("swigloo bf16"); diag.From(err).Code != diag.Internal {
+		t.Errorf("got %v", err)
+	}
+	const spec = "grouped bf16 24576x14336x4096 experts=8 filled=17408 weights=keo"
+	key, err := keyOfKernel(spec)
+	if err != nil {
+		t.Fatal(err)
+	}
+	p := &step.Programs{List: []*step.Program{{Module: &program.Module{Text: `spec = "` + spec + `"`}}}}
+	if err := withoutKernels(p, nil); err != nil {
+		t.Error(err)
+	}
+	if err := withoutKernels(p, []string{key}); diag.From(err).Code != diag.Internal {
+		t.Errorf("got %v", err)
+	}
 }

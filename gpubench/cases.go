@@ -37,10 +37,7 @@ func (b *bench) gemms() (list []*benchCase, err error) {
 		if op.Kind != "linear" || op.In[1].Type.Index(ir.ExpertDim) >= 0 {
 			continue
 		}
-		out := op.Out[0].Type
-		k := elements(op.In[0].Type) * elements(op.In[1].Type) / elements(out)
-		// With m rows, n columns and a sum over k: m·k · k·n / m·n = k².
-		k = isqrt(k)
+		k := summed(op.In[0].Type, op.In[1].Type, op.Out[0].Type)
 		m, n := elements(op.In[0].Type)/k, elements(op.In[1].Type)/k
 		shape := fmt.Sprintf("%d×%d×%d", m, n, k)
 		if seen[shape] {
@@ -261,11 +258,14 @@ func elements(t ir.Type) int64 {
 	return n
 }
 
-// isqrt is the root of a square.
-func isqrt(n int64) int64 {
-	r := int64(1)
-	for r*r < n {
-		r++
+// summed is over how many elements a GEMM sums: of the dimensions that both operands have and its
+// result lacks.
+func summed(x, w, out ir.Type) int64 {
+	k := int64(1)
+	for _, d := range x.Dims {
+		if w.Index(d.Name) >= 0 && out.Index(d.Name) < 0 {
+			k *= d.Size
+		}
 	}
-	return r
+	return k
 }

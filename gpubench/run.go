@@ -36,8 +36,8 @@ type Options struct {
 	WithoutCuDNN string // why cuDNN does not open; "" if it does
 	// Torch is a Python with torch; "" measures without.
 	Torch string
-	// Progress, if there is one, hears of each row that is done.
-	Progress func(Row)
+	// Progress, if there is one, hears how many operations are measured, and of how many.
+	Progress func(done, total int)
 }
 
 // A Row is an operation with its times in seconds. A time that was not taken is 0.
@@ -71,7 +71,7 @@ type bench struct {
 // Run measures the operations of a kind, one after the other.
 func Run(ctx context.Context, o Options) (*Report, error) {
 	b := &bench{o, o.Prices}
-	make, ok := map[string]func() ([]*benchCase, error){GEMM: b.gemms, Attention: b.attentions,
+	draw, ok := map[string]func() ([]*benchCase, error){GEMM: b.gemms, Attention: b.attentions,
 		Layer: b.layer, MoE: b.layer}[o.Kind]
 	switch {
 	case !ok:
@@ -82,7 +82,7 @@ func Run(ctx context.Context, o Options) (*Report, error) {
 			Because("a layer is measured as the difference of programs of six layers and of four").
 			Try("deepwell bench gemm")
 	}
-	cases, err := make()
+	cases, err := draw()
 	if err != nil {
 		return nil, err
 	}
@@ -109,7 +109,7 @@ func Run(ctx context.Context, o Options) (*Report, error) {
 		}
 		r.Rows = append(r.Rows, row)
 		if o.Progress != nil {
-			o.Progress(row)
+			o.Progress(i+1, len(cases))
 		}
 	}
 	return r, nil

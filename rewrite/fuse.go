@@ -198,19 +198,21 @@ func (f *fuser) write(r *ir.Rewriter, u *fusion) (own []*ir.Value) {
 	in := lists.Map(u.operands, func(v *ir.Value) *ir.Value { return now(r, v) })
 	out := r.ReplaceWith(q, q.Kind, u.attrs(q), in...)
 	if u.keep {
-		own, out = out[:1], out[1:]
+		handOut(r, u.quantize, out[1:])
+		return out[:1]
 	}
-	for _, q := range u.quantize {
-		if own == nil {
-			own, out = out[:len(q.Out)], out[len(q.Out):]
-			continue
-		}
-		for i, v := range q.Out {
+	handOut(r, u.quantize[1:], out[len(q.Out):])
+	return out[:len(q.Out)]
+}
+
+// handOut gives the outputs of one kernel to what read the outputs of the ones that it replaces.
+func handOut(r *ir.Rewriter, list []*ir.Op, out []*ir.Value) {
+	for _, op := range list {
+		for i, v := range op.Out {
 			r.Substitute(v, out[i])
 		}
-		out = out[len(q.Out):]
+		out = out[len(op.Out):]
 	}
-	return own
 }
 
 // attrs are the attributes of an operation that computes what it quantizes.

@@ -273,7 +273,7 @@ func stochasticOperands(op *ir.Op) int {
 
 // writeAgain adds the quantization of sources that it computes, as the search for their largest
 // magnitudes did before.
-func (u *fusion) writeAgain(r *ir.Rewriter) (own []*ir.Value) {
+func (u *fusion) writeAgain(r *ir.Rewriter) []*ir.Value {
 	first := u.twice[0]
 	in := slices.Clone(u.operands)
 	var tensors []string
@@ -284,17 +284,8 @@ func (u *fusion) writeAgain(r *ir.Rewriter) (own []*ir.Value) {
 	in = append(in, first.In[len(first.In)-stochasticOperands(first):]...)
 	in = lists.Map(in, func(v *ir.Value) *ir.Value { return now(r, v) })
 	out := r.ReplaceWith(first, QuantizeOnce, u.attrs(first).With(attrTensors, tensors), in...)
-	for _, q := range u.twice {
-		if q == first {
-			own, out = out[:len(q.Out)], out[len(q.Out):]
-			continue
-		}
-		for i, v := range q.Out {
-			r.Substitute(v, out[i])
-		}
-		out = out[len(q.Out):]
-	}
-	return own
+	handOut(r, u.twice[1:], out[len(first.Out):])
+	return out[:len(first.Out)]
 }
 
 // NVFP4Of is the form of NVFP4 of a [QuantizeOnce] or an [AmaxOnce].

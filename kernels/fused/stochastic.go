@@ -2,9 +2,9 @@ package fused
 
 import tt "github.com/deepwell/deepwell/kernels/triton"
 
-// A stochastic makes the random bits of stochastic rounding, as dtype/block does: 32 bits for each four
-// elements that follow each other in a block, hashed from the tensor's key and the place of the
-// first.
+// A stochastic makes the random bits of stochastic rounding, as dtype/block does: 32 bits for each
+// four elements that follow each other in a block, hashed from the tensor's key and the place of
+// the first.
 type stochastic struct {
 	*tile
 	seed, step, layer tt.Value
@@ -17,8 +17,8 @@ type key struct{ a, b tt.Value }
 // tensors is how many tensors of one layer may be rounded stochastically.
 const tensors = 64
 
-// newStochastic takes [seed, step, layer] and the places. The places of four elements that share bits
-// follow each other.
+// newStochastic takes [seed, step, layer] and the places. The places of four elements that share
+// bits follow each other.
 func newStochastic(t *tile, noise, rows, cols tt.Value) *stochastic {
 	word := func(i int) tt.Value { return t.b.Load(noise.At(t.b.Full(i, tt.I32))) }
 	return &stochastic{t, word(0), word(1), word(2), rows, cols}
