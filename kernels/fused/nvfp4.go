@@ -9,14 +9,14 @@ import (
 	tt "github.com/deepwell/deepwell/kernels/triton"
 )
 
-// A NVFP4Form is what a kernel writes of its matrix in NVFP4.
+// An NVFP4Form is what a kernel writes of its matrix in NVFP4.
 type NVFP4Form struct {
 	Form
 	// Tile gives one scale to 16×16 elements, as weights have it: codes are the same both ways, and
 	// columns are not transformed.
 	Tile bool
-	// Stochastic rounds blocks along rows, and blocks along columns, by random bits. Tensors numbers both
-	// among all tensors of a layer that are, for each part of the source.
+	// Stochastic rounds blocks along rows, and blocks along columns, by random bits. Tensors numbers
+	// both among all tensors of a layer that are, for each part of the source.
 	Stochastic [2]bool
 	Tensors    [][2]int
 	// Added is for targets whose conversion takes no random bits (sm_120): integers are added.
