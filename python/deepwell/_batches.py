@@ -48,7 +48,10 @@ def ints(name: str, value: Any) -> Ints:
             raise IndexError(f"{name} has the number {wrong.flat[0]}, which is no token")
         data: bytes | memoryview = value.astype("<i4", order="C", copy=False).tobytes()
     else:
-        rows = [list(row) for row in value]
+        try:
+            rows = [list(row) for row in value]
+        except TypeError:
+            raise _refused(f"{name} has a {type(value).__name__} that is no list of sequences") from None
         shape = (len(rows), len(rows[0]) if rows else 0)
         if any(len(row) != shape[1] for row in rows):
             raise ValueError(f"the sequences of {name} have different lengths; pad them")
@@ -56,6 +59,9 @@ def ints(name: str, value: Any) -> Ints:
             flat = array.array("i", (n for row in rows for n in row))
         except OverflowError:
             raise IndexError(f"{name} has a number of more than 32 bits, which is no token") from None
+        except TypeError:
+            kinds = {type(n).__name__ for row in rows for n in row if not isinstance(n, int)}
+            raise _refused(f"{name} has elements of type {', '.join(sorted(kinds))}, not integers") from None
         if sys.byteorder == "big":
             flat.byteswap()
         data = flat.tobytes()
@@ -65,9 +71,12 @@ def ints(name: str, value: Any) -> Ints:
 
 
 def _no_tokens(name: str, value: Any) -> Error:
-    return Error("", f"{name} has elements of type {value.dtype} and the shape {list(value.shape)}, not integers: "
-                 "Trainer trains on tokens", fix="integers [sequences, tokens]; optimize(module) takes any "
-                 "tensors, in a loop of your own", exit=2)
+    return _refused(f"{name} has elements of type {value.dtype} and the shape {list(value.shape)}, not integers")
+
+
+def _refused(what: str) -> Error:
+    return Error("", f"{what}: Trainer trains on tokens", fix="integers [sequences, tokens]; optimize(module) takes "
+                 "any tensors, in a loop of your own", exit=2)
 
 
 def arrays(batch: Any, ids: str = "input_ids") -> dict[str, Any]:
@@ -90,9 +99,9 @@ def arrays(batch: Any, ids: str = "input_ids") -> dict[str, Any]:
 
 
 def _is_array(value: Any) -> bool:
-    """Tells an array of two dimensions from a list, which may be a row of one."""
+    """Tells an array of two dimensions or more from a list or an array that is a row of one."""
     if hasattr(value, "shape"):
-        return len(value.shape) == 2
+        return len(value.shape) >= 2
     return isinstance(value, Sequence) and len(value) > 0 and isinstance(value[0], Sequence)
 
 

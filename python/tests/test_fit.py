@@ -169,6 +169,11 @@ def test_arrays_of_torch() -> None:
             _batches.ints("x", torch.tensor([[1, wrong]]))
     with pytest.raises(dw.Error, match="float32.*not integers"):
         _batches.ints("x", rows.float())
+    images, classes = torch.zeros(4, 3, 8, 8), torch.arange(4)
+    for batch, message in [((images, classes), r"float32 and the shape \[4, 3, 8, 8\].*trains on tokens"),
+                           (([[0.5]], [[1]]), "elements of type float"), (images[0, 0, 0], "float32"), (7, "int that")]:
+        with pytest.raises(dw.Error, match=message):
+            _batches.ints("input_ids", _batches.arrays(batch)["input_ids"])
     encoding = transformers.BatchEncoding({"input_ids": rows, "labels": rows})
     assert set(_batches.arrays(encoding)) == {"input_ids", "labels"}
 
