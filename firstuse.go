@@ -114,6 +114,9 @@ func keyOfKernel(text string) (key string, err error) {
 	if g, err := fused.ParseGroup(text); err == nil {
 		return g.Key(), nil
 	}
+	if l, err := fused.ParseLoss(text); err == nil {
+		return l.Key(), nil
+	}
 	s, err := fused.ParseSpec(text)
 	if err != nil {
 		return "", diag.New(diag.Internal, "a program calls a kernel whose plain form is not known").
@@ -131,6 +134,8 @@ func ownSpecs(p *step.Programs) (list []string) {
 			key := text
 			if g, err := fused.ParseGroup(text); err == nil {
 				key = firstuse.SmallGroup(g).String()
+			} else if l, err := fused.ParseLoss(text); err == nil {
+				key = firstuse.SmallLoss(l).String()
 			} else if s, err := fused.ParseSpec(text); err == nil {
 				key = firstuse.Small(s).String()
 			}

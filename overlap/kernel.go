@@ -55,6 +55,10 @@ func costOf(c *hlo.Computation, i *hlo.Instruction) cost {
 			return cost{}
 		}
 		return cost{flops: g.FLOPs(), bytes: g.Bytes(), bits: g.Bits(), share: g.Share()}
+	case strings.HasPrefix(i.Spec, "loss "): // its logits are read twice and written once
+		if l, err := fused.ParseLoss(i.Spec); err == nil {
+			k.bytes = l.Bytes()
+		}
 	case i.Spec != "": // its operands may be stacks, of which it reads one round's part
 		if s, err := fused.ParseSpec(i.Spec); err == nil {
 			k.bytes = s.Bytes()

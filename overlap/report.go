@@ -26,7 +26,8 @@ type Report struct {
 
 	Traffic []Traffic `json:"traffic"`
 	Loops   []Loop    `json:"loops,omitempty"`
-	Waits   []Wait    `json:"waits,omitempty"` // that expose anything, the longest first
+	Waits   []Wait    `json:"waits,omitempty"`   // that expose anything, the longest first
+	Kernels []Kernel  `json:"kernels,omitempty"` // outside of loops, in the order of the schedule
 	Notes   []string  `json:"notes,omitempty"`
 }
 
@@ -132,7 +133,11 @@ func Read(m *hlo.Module, t machine.Cluster, r Rates) (*Report, error) {
 		spans: map[string][]span{}, weight: 1, sites: map[*hlo.Instruction]*site{},
 		loops: map[*hlo.Computation]*Loop{}, notes: map[string]bool{}}
 	p.play(entry)
-	return p.report(m)
+	out, err := p.report(m)
+	if err == nil {
+		out.Kernels = p.kernels(entry)
+	}
+	return out, err
 }
 
 func (p *player) report(m *hlo.Module) (*Report, error) {

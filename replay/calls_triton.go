@@ -21,6 +21,9 @@ func (w *writer) triton(s *site) (out []*value) {
 	if fused.IsGroup(found[0]) {
 		return w.grouped(s, found[0])
 	}
+	if l, err := fused.ParseLoss(found[0]); err == nil {
+		return w.loss(s, l)
+	}
 	spec, err := fused.ParseSpec(found[0])
 	operands := spec.Operands()
 	if spec.Rounds > 0 {

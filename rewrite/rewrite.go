@@ -37,7 +37,8 @@ func passes(s *kernels.Selector, hasKernel func(*ir.Op) bool) []pass {
 			pass{"keep-block-layout", keepBlockLayout(hasKernel)})
 	default:
 		if s.Own() {
-			list = append(list, pass{"quantize-once", quantizeOnce(s)},
+			list = append(list, pass{"loss-in-place", lossInPlace(s)},
+				pass{"quantize-once", quantizeOnce(s)},
 				pass{"write-norms", writeNorms}, pass{"fuse-sources", fuseSources(s)})
 		} else {
 			list = append(list, pass{"fold-transposes", foldInto("block_dot")})

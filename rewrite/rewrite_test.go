@@ -33,7 +33,8 @@ func TestPassesOfTargets(t *testing.T) {
 			"fold-transposes", "update-in-place", "save-softmax", "keep-block-layout", "pack-bytes"}},
 		{kernels.For("sm_90"), []string{"expand-custom", "group-quantizations", "fold-transposes",
 			"share-block-scales", "part-shared-experts", "pack-bytes"}},
-		{kernels.For("sm_100"), []string{"expand-custom", "group-quantizations", "quantize-once",
+		{kernels.For("sm_100"), []string{"expand-custom", "group-quantizations", "loss-in-place",
+			"quantize-once",
 			"write-norms", "fuse-sources",
 			"share-block-scales", "part-shared-experts", "group-experts", "pack-bytes"}},
 	} {

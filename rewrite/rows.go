@@ -35,6 +35,10 @@ const (
 	// AmaxOnce is the largest magnitudes of a source, as it is and transformed, or one of them, in one
 	// read.
 	AmaxOnce = "amax_once"
+	// LossInPlace is a cross_entropy and its cross_entropy_grad, which takes the memory of the logits:
+	// of logits, labels and what the gradient is multiplied by, it gives the loss, the log-sum-exp and
+	// the gradient.
+	LossInPlace = "loss_in_place"
 )
 
 // Attributes of rewritten operations.
@@ -63,6 +67,7 @@ var rows = sync.OnceValue(func() ir.Table {
 		QuantizeWith:       {Kind: ir.Kind{Results: 2, Infer: inferQuantizeWith}},
 		QuantizeOnce:       {Kind: ir.Kind{Results: -1, Infer: inferQuantizeOnce}, Lower: writtenOut},
 		AmaxOnce:           {Kind: ir.Kind{Results: -1, Infer: inferAmaxOnce}, Lower: writtenAmax},
+		LossInPlace:        {Kind: ir.Kind{Results: 3, Infer: inferLoss}, Lower: writtenLoss},
 	}
 	for _, kind := range []string{"dot", "linear", "linear_dx", "linear_dw"} {
 		own[kind] = adapted(ir.Operations()[kind])
@@ -89,6 +94,8 @@ func SourceKind(kind string) string {
 		return "quantize"
 	case AmaxOnce:
 		return "amax"
+	case LossInPlace:
+		return "cross_entropy"
 	}
 	return strings.TrimPrefix(kind, grouped)
 }

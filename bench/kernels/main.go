@@ -169,8 +169,8 @@ func kernels() (list []kernel) {
 		}},
 		kernel{"rms_norm grad", 0,
 			func(string) (*triton.Kernel, error) { return fused.RMSNormGrad(rows, cols) }},
-		kernel{"cross_entropy", 0,
-			func(string) (*triton.Kernel, error) { return fused.CrossEntropy(rows, 128256) }})
+		kernel{"loss", 0,
+			func(string) (*triton.Kernel, error) { return fused.Loss{Rows: rows, Cols: 128256}.Kernel() }})
 	return append(list, grouped()...)
 }
 

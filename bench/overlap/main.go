@@ -38,7 +38,7 @@ func main() {
 		return nil
 	})
 	asJSON := flag.Bool("json", false, "print the whole report as JSON")
-	perKernel := flag.Bool("kernels", false, "print the kernels of each loop's round")
+	perKernel := flag.Bool("kernels", false, "print the kernels of each loop's round, and outside of loops")
 	flag.Parse()
 	plans := flag.Args()
 	if len(plans) == 0 {
@@ -98,6 +98,9 @@ func run(ctx context.Context, plans []string, flags map[string]any,
 			if perKernel {
 				table(l)
 			}
+		}
+		if perKernel {
+			table(overlap.Loop{Body: "outside of loops", Kernels: r.Kernels})
 		}
 	}
 	return nil

@@ -47,6 +47,9 @@ func Compare(ctx context.Context, e *engine.Engine, text string, seed uint64) (a
 	if fused.IsGroup(text) {
 		return compareGroup(ctx, e, text, seed)
 	}
+	if l, err := fused.ParseLoss(text); err == nil {
+		return compareLoss(ctx, e, SmallLoss(l), seed)
+	}
 	s, err := fused.ParseSpec(text)
 	if err != nil {
 		return 0, err

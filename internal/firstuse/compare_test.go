@@ -29,6 +29,7 @@ func TestCompare(t *testing.T) {
 	for _, text := range []string{
 		"mxfp8 1x8192x4096 along across: bf16 -> 0",
 		"mxfp8 2x96x160 along across: bf16 -> 0",
+		"loss 8192x128256",
 		"mxfp8 1x8192x14336 along across rounds=32 into=0,2 saved=0,1: " +
 			"bf16, bf16; sigmoid 0; mul 0 2; mul 3 1 -> 4",
 		"mxfp8 1x8192x4000 along keep rounds=32 from=0: bf16, f32 rows, f32 cols; mul 0 1; mul 3 2 -> 4",

@@ -134,39 +134,99 @@ func TestRMSNormGrad(t *testing.T) {
 	}
 }
 
-func TestCrossEntropy(t *testing.T) {
+// A loss's gradient takes the place of its logits.
+func TestLoss(t *testing.T) {
 	r := rand.New(rand.NewPCG(22, 9))
-	for _, d := range [][2]int{{3, 4096}, {2, 5000}, {4, 100}, {1, 12288}, {5, 8191}} {
-		rows, cols := d[0], d[1]
-		k, err := fused.CrossEntropy(rows, cols)
+	for _, size := range [][2]int{{3, 8192}, {2, 9000}, {4, 100}, {1, 24576}, {5, 8191}} {
+		rows, cols := size[0], size[1]
+		l := fused.Loss{Rows: rows, Cols: cols}
+		k, err := l.Kernel()
 		if err != nil {
 			t.Fatal(err)
 		}
 		x, xs := normal(r, rows*cols, 6)
-		labels := make([]int32, rows)
+		labels, d := make([]int32, rows), make([]float64, rows)
 		for i := range labels {
-			labels[i] = int32(r.IntN(2*cols)) - int32(cols)/2 // some are no columns
+			labels[i] = int32(r.IntN(cols))
+			d[i] = float64(float32(r.NormFloat64()))
 		}
-		got := results(t, k, x, ints(labels...))
-		top, total, at := make([]float64, rows), make([]float64, rows), make([]float64, rows)
+		labels[rows-1] = -1 // has no loss
+		all := arrays(k, x, ints(labels...), floats(d))
+		if err := run.Kernel(k, all); err != nil {
+			t.Fatal(err)
+		}
+		loss, lse, grad := make([]float64, rows), make([]float64, rows), make([]float64, rows*cols)
 		for n := range rows {
-			top[n] = math.Inf(-1)
+			total := 0.0
 			for _, f := range xs[n*cols:][:cols] {
-				top[n] = max(top[n], f)
+				total += math.Exp(f)
 			}
-			for _, f := range xs[n*cols:][:cols] {
-				total[n] += math.Exp(f - top[n])
+			lse[n] = math.Log(total)
+			if labels[n] < 0 {
+				continue
 			}
-			if l := int(labels[n]); l >= 0 && l < cols {
-				at[n] = xs[n*cols+l]
+			loss[n] = lse[n] - xs[n*cols+int(labels[n])]
+			for c := range cols {
+				grad[n*cols+c] = math.Exp(xs[n*cols+c]-lse[n]) * d[n]
 			}
-			// What counts is the log-sum-exp: the largest is off by a rounding, which the sum makes up for.
-			top[n] += math.Log(total[n])
-			got[0][n] += math.Log(got[1][n])
-			if got[2][n] != at[n] {
-				t.Errorf("%v: the label's logit is %g, want %g", d, got[2][n], at[n])
+			grad[n*cols+int(labels[n])] -= d[n]
+		}
+		near(t, "log-sum-exp", values(k.Args[4], all[4]), lse, float32Bound)
+		got := values(k.Args[5], all[5])
+		if rows > 1 {
+			near(t, "loss", values(k.Args[3], all[3]), loss, float32Bound)
+			near(t, "gradient", got, grad, bf16Bound)
+		}
+		for i, g := range got[(rows-1)*cols:] {
+			if g != 0 {
+				t.Fatalf("%v: column %d of a row without a label has the gradient %g", size, i, g)
 			}
 		}
-		near(t, "log-sum-exp", got[0], top, float32Bound)
+	}
+}
+
+// A row of which a logit is not a number, or infinite, has no loss that is a number; one whose
+// logits are minus infinity but for some has the loss of the others.
+func TestLossOfInfinities(t *testing.T) {
+	k, err := fused.Loss{Rows: 4, Cols: 64}.Kernel()
+	if err != nil {
+		t.Fatal(err)
+	}
+	x := make([]byte, 4*64*2)
+	put := func(n int, f float64) {
+		binary.LittleEndian.PutUint16(x[2*n:], dtype.BF16FromF32(float32(f)))
+	}
+	put(0*64+9, math.NaN())
+	put(1*64+9, math.Inf(1))
+	for c := range 64 {
+		put(2*64+c, math.Inf(-1))
+		put(3*64+c, math.Inf(-1))
+	}
+	put(3*64+1, 2)
+	put(3*64+2, 2)
+	all := arrays(k, x, ints(1, 1, 1, 1), floats([]float64{1, 1, 1, 1}))
+	if err := run.Kernel(k, all); err != nil {
+		t.Fatal(err)
+	}
+	loss := values(k.Args[3], all[3])
+	for n := range 3 {
+		if !math.IsNaN(loss[n]) {
+			t.Errorf("row %d has the loss %g", n, loss[n])
+		}
+	}
+	near(t, "loss", loss[3:], []float64{math.Ln2}, float32Bound)
+	near(t, "gradient", values(k.Args[5], all[5])[3*64:][:4], []float64{0, -0.5, 0.5, 0}, bf16Bound)
+}
+
+func TestParseLoss(t *testing.T) {
+	l := fused.Loss{Rows: 8192, Cols: 128256}
+	if back, err := fused.ParseLoss(l.String()); err != nil || back != l {
+		t.Errorf("%s is read as %s: %v", l, back, err)
+	}
+	for _, bad := range []string{"", "loss", "loss 8x", "loss 0x8", "loss 8x8 ", "loss +8x8",
+		"loss -8x8", "grouped 8x8"} {
+		if l, err := fused.ParseLoss(bad); err == nil {
+			t.Errorf("%q is read as %s", bad, l)
+		}
 	}
 }

@@ -58,6 +58,8 @@ func (m maker) row(k overlap.Kernel) Row {
 		r.Provider = own
 		if g, err := fused.ParseGroup(k.Spec); err == nil {
 			r.Kernel = strings.ReplaceAll(g.Name(), "_", " ")
+		} else if l, err := fused.ParseLoss(k.Spec); err == nil {
+			r.Kernel, r.Shape = "loss in place", fmt.Sprintf("%d×%d", l.Rows, l.Cols)
 		} else if s, err := fused.ParseSpec(k.Spec); err == nil {
 			r.own(s, n)
 		}

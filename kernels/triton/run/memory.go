@@ -11,6 +11,8 @@ type array struct {
 	kept   bool // it has an operand's memory, and keeps what is not written
 	// writer is the program that wrote an element, counted from 1; of results only.
 	writer []int32
+	// reader is the program that read an element of an operand's memory before anyone wrote it.
+	reader map[int64]int32
 }
 
 // A descriptor is a view of an array in dimensions, of which blocks are read and written. Elements
@@ -27,7 +29,12 @@ func (a *array) read(at int64, program int32) (uint64, error) {
 	if at < 0 || at >= a.size() {
 		return 0, fmt.Errorf("a load at %d of %s, which has %d elements", at, a.name, a.size())
 	}
-	if a.result && a.writer[at] != program {
+	if a.kept && a.writer[at] == 0 {
+		if last := a.reader[at]; last != 0 && last != program {
+			program = -1 // two read it: no one may write it
+		}
+		a.reader[at] = program
+	} else if a.result && a.writer[at] != program {
 		return 0, fmt.Errorf("a load of element %d of %s, which this program has not written", at, a.name)
 	}
 	n := int64(bits(a.elem) / 8)
@@ -48,6 +55,8 @@ func (a *array) write(at int64, u uint64, program int32) error {
 	case a.writer[at] != 0 && a.writer[at] != program:
 		return fmt.Errorf("programs %d and %d both write element %d of %s", a.writer[at]-1, program-1, at,
 			a.name)
+	case a.reader[at] != 0 && a.reader[at] != program:
+		return fmt.Errorf("program %d writes element %d of %s, which another reads", program-1, at, a.name)
 	}
 	a.writer[at] = program
 	n := int64(bits(a.elem) / 8)

@@ -40,7 +40,7 @@ func Kernel(k *triton.Kernel, arrays [][]byte) error {
 			list[i].writer = make([]int32, n)
 		}
 		if a.InPlace != "" {
-			list[i].kept = true
+			list[i].kept, list[i].reader = true, map[int64]int32{}
 			for k, from := range k.Args {
 				if from.Name == a.InPlace && !from.Result {
 					copy(list[i].data, arrays[k])
