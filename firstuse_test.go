@@ -62,23 +62,24 @@ sources = ["-"]
 	}
 	keys := func() (list []string) {
 		for _, text := range ownSpecs(r.program) {
-			s, err := fused.ParseSpec(text)
+			key, err := keyOfKernel(text)
 			if err != nil {
 				t.Fatal(err)
 			}
-			list = append(list, s.Key())
+			list = append(list, key)
 		}
 		return list
 	}
-	swiglu, norm := keyOf(t, "swiglu"), keyOf(t, "rms_norm")
-	if all := keys(); !slices.Contains(all, swiglu) || !slices.Contains(all, norm) {
+	swiglu, norm, loss := keyOf(t, "swiglu"), keyOf(t, "rms_norm"), fused.Loss{}.Key()
+	if all := keys(); !slices.Contains(all, swiglu) || !slices.Contains(all, norm) ||
+		!slices.Contains(all, loss) {
 		t.Fatalf("the programs have %q", all)
 	}
 	closed := false
 	if err := r.compareKernels(t.Context(), func() (comparer, func()) {
 		return func(_ context.Context, spec string) (float64, error) {
-			switch s, _ := fused.ParseSpec(spec); s.Key() {
-			case swiglu:
+			switch key, _ := keyOfKernel(spec); key {
+			case swiglu, loss:
 				return 0.3, nil
 			case norm:
 				return 0, errors.New("an illegal address")
@@ -89,7 +90,8 @@ sources = ["-"]
 		t.Fatal(err)
 	}
 	after := keys()
-	if slices.Contains(after, swiglu) || slices.Contains(after, norm) || len(after) == 0 || !closed {
+	if slices.Contains(after, swiglu) || slices.Contains(after, norm) || slices.Contains(after, loss) ||
+		len(after) == 0 || !closed {
 		t.Errorf("the programs have %q", after)
 	}
 	var lines []string
@@ -99,7 +101,7 @@ sources = ["-"]
 		}
 	}
 	all := strings.Join(lines, "\n")
-	if len(lines) != 2 || !strings.Contains(all, "differs on this GPU") ||
+	if len(lines) != 3 || !strings.Contains(all, "differs on this GPU") ||
 		!strings.Contains(all, "an illegal address") {
 		t.Errorf("events: %s", all)
 	}

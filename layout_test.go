@@ -158,6 +158,7 @@ var grown = map[string]string{
 	"files model":            "0010: one file for each kind of layer, and one for each way to a configuration",
 	"files train":            "0010: one file for each thing that a run does beside a step",
 	"files rewrite":          "0010: one file for each pass",
+	"exported rewrite":       "0010: an operation that a pass adds is a word",
 	"files replay":           "0010: one file for each kind of rule, and one for each part of the runner",
 	"exported spmd":          "0010: names by which graphs meet",
 	"files ":                 "0010: one file for each verb of the pipeline",

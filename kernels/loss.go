@@ -29,8 +29,8 @@ func (s *Selector) Losses(l Loss) (why string, ok bool) {
 	case l.Sharded:
 		return "devices share the vocabulary: a row's sum is all-reduced before its gradient", false
 	case l.Elem != dtype.BF16 || l.Labels != dtype.S32:
-		return fmt.Sprintf("the loss in place has logits in bf16 and labels in s32, not %s and %s", l.Elem,
-			l.Labels), false
+		return fmt.Sprintf("the loss in place has logits in bf16 and labels in s32, not %s and %s",
+			l.Elem, l.Labels), false
 	case l.Across:
 		return "rows of logits do not stand one behind the other", false
 	case l.Others:
@@ -42,7 +42,8 @@ func (s *Selector) Losses(l Loss) (why string, ok bool) {
 	case own.Bytes() >= l.plainBytes():
 		return "one kernel would move as many bytes", false
 	}
-	return "one kernel reads logits twice, not three times, and writes the gradient in their place", true
+	return "one kernel reads logits twice, not three times, and writes the gradient in their place",
+		true
 }
 
 // plainBytes is what XLA's kernels read and write: logits for their largest, for the sum of

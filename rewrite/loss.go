@@ -68,7 +68,7 @@ func lossOf(op *ir.Op) kernels.Loss {
 		Across: x.Index(dim) != len(x.Dims)-1}
 }
 
-// gradOfLoss finds the gradient of a loss, nil if there is none or more than one.
+// gradOfLoss finds the gradient of a loss, nil if it has not exactly one.
 func gradOfLoss(op *ir.Op, by map[*ir.Value][]*ir.Op) (grad *ir.Op) {
 	for _, o := range by[op.Out[1]] {
 		if o.Kind != "cross_entropy_grad" || o.In[0] != op.In[0] || o.In[1] != op.In[1] || grad != nil {

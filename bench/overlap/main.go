@@ -38,7 +38,8 @@ func main() {
 		return nil
 	})
 	asJSON := flag.Bool("json", false, "print the whole report as JSON")
-	perKernel := flag.Bool("kernels", false, "print the kernels of each loop's round, and outside of loops")
+	perKernel := flag.Bool("kernels", false,
+		"print the kernels of each loop's round, and outside of loops")
 	flag.Parse()
 	plans := flag.Args()
 	if len(plans) == 0 {

@@ -56,7 +56,8 @@ func (a *array) write(at int64, u uint64, program int32) error {
 		return fmt.Errorf("programs %d and %d both write element %d of %s", a.writer[at]-1, program-1, at,
 			a.name)
 	case a.reader[at] != 0 && a.reader[at] != program:
-		return fmt.Errorf("program %d writes element %d of %s, which another reads", program-1, at, a.name)
+		return fmt.Errorf("program %d writes element %d of %s, which another reads", program-1, at,
+			a.name)
 	}
 	a.writer[at] = program
 	n := int64(bits(a.elem) / 8)
