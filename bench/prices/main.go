@@ -1,8 +1,9 @@
 // Command prices compares the cost model's prices of quantized linear layers with published ones:
 // TransformerEngine's GEMMs with and without quantization, torchao's quantizing kernels and step,
-// Megatron-Bridge's steps. No price was chosen by any of these rows; prices are named by the hashes
-// of their sources, so that it can be seen whether they were chosen before. Beside each stands what
-// the simplest model says: the ratio of data sheets' FLOP rates, or the data sheet's bandwidth.
+// Megatron-Bridge's steps. How fast a format is was chosen by none of these rows (how fast a GB300
+// is beside a GB200 was, by Megatron-Bridge's); prices are named by the hashes of their sources, so
+// that it can be seen whether they were chosen before. Beside each stands what the simplest model
+// says: the ratio of data sheets' FLOP rates, or the data sheet's bandwidth.
 package main
 
 import (

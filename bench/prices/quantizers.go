@@ -17,7 +17,8 @@ type quantizer struct {
 }
 
 // quantizerRows are torchao's and TransformerEngine's kernels. Of NVFP4 it is the search for the
-// largest magnitudes and the kernel that quantizes, both with the Hadamard transform.
+// largest magnitudes and the kernel that quantizes, both with the Hadamard transform. Of published
+// ranges it is the middle.
 var quantizerRows = []quantizer{
 	{"ao training.md", "Triton, rows", "8xb200", dtype.MXFP8, 16384, 16384, 1, 1, rate(16384*16384, 5.87)},
 	{"ao training.md", "CUDA, columns", "8xb200", dtype.MXFP8, 16384, 16384, 1, 1,
