@@ -21,7 +21,7 @@ const tokens = 31 * 512
 
 var linears = [][2]float64{{4096, 3 * 4096}, {4096, 4096}, {4096, 16384}, {16384, 4096}}
 
-// layers compares a layer's GEMMs. The card is a B300; the model of gb300 is of the same chip at
+// layers compares a layer's GEMMs. The GPU is a B300; the model of gb300 is of the same chip at
 // another clock, so both are given.
 func layers() error {
 	fmt.Printf("TransformerEngine, 12 GEMMs of a layer over BF16\n%-8s %-6s %7s %24s %24s %12s\n", "",
@@ -33,7 +33,7 @@ func layers() error {
 		}
 		for _, row := range published {
 			var bf16, alone, linear float64
-			for _, g := range products() {
+			for _, g := range twelve() {
 				bf16 += p.GEMM(dtype.FormatBF16, g[0], g[1], g[2])
 				alone += p.GEMM(row.format, g[0], g[1], g[2])
 				linear += quantizedByLinear(p, row.format, g)
@@ -47,9 +47,9 @@ func layers() error {
 	return nil
 }
 
-// products lists the twelve GEMMs [m, k, n] as the benchmark has them (compute_gemm_shapes of
+// twelve lists the twelve GEMMs [m, k, n] as the benchmark has them (compute_gemm_shapes of
 // benchmarks/gemm/benchmark_gemm.py): forward, of inputs' gradients and of weights' gradients.
-func products() (list [][3]float64) {
+func twelve() (list [][3]float64) {
 	for _, l := range linears {
 		in, out := l[0], l[1]
 		list = append(list, [3]float64{tokens, in, out}, [3]float64{tokens, out, in},

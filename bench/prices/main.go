@@ -25,7 +25,7 @@ func main() {
 }
 
 func run() error {
-	for _, path := range []string{"price", "machine/card.go", "kernels/work.go", "estimate"} {
+	for _, path := range []string{"price", "machine", "kernels/work.go", "estimate"} {
 		out, err := exec.Command("git", "rev-parse", "HEAD:"+path).Output()
 		if err != nil {
 			return err

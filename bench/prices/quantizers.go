@@ -20,7 +20,8 @@ type quantizer struct {
 // largest magnitudes and the kernel that quantizes, both with the Hadamard transform. Of published
 // ranges it is the middle.
 var quantizerRows = []quantizer{
-	{"ao training.md", "Triton, rows", "8xb200", dtype.MXFP8, 16384, 16384, 1, 1, rate(16384*16384, 5.87)},
+	{"ao training.md", "Triton, rows", "8xb200", dtype.MXFP8, 16384, 16384, 1, 1,
+		rate(16384*16384, 5.87)},
 	{"ao training.md", "CUDA, columns", "8xb200", dtype.MXFP8, 16384, 16384, 1, 1,
 		rate(16384*16384, 5.56)},
 	{"ao training.md", "compiled, rows", "8xb200", dtype.MXFP8, 16384, 16384, 1, 1,
@@ -41,7 +42,8 @@ func rate(elements, terabytes float64) float64 {
 // quantizers compares times of kernels that quantize: ours move their bytes at the bandwidth that
 // kernels reach which only move bytes.
 func quantizers() error {
-	fmt.Printf("kernels that quantize, µs\n%-15s %-15s %-6s %12s %9s %10s %10s\n", "", "", "", "matrix",
+	fmt.Println("kernels that quantize, µs")
+	fmt.Printf("%-15s %-15s %-6s %12s %9s %10s %10s\n", "", "", "", "matrix",
 		"published", "bandwidth", "price")
 	for _, q := range quantizerRows {
 		c, p, err := own(q.cluster)

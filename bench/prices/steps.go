@@ -16,7 +16,7 @@ import (
 // A step is a published pair of runs that differ in their format only.
 type step struct {
 	source, cluster, model string
-	seq, batch, micro      int64 // tokens, sequences of a step and of a microbatch
+	seq, batch, microbatch int64 // tokens, sequences of a step and of a microbatch
 	tp, pp, virtual, ep    int64
 	zero                   int
 	from, to               dtype.Format
@@ -28,12 +28,12 @@ type step struct {
 // (published_runs.csv). Virtual stages of mbridge-209 are 4 of the 8: ours hold a layer at least.
 // Others of torchao's do not state their plan.
 var stepRows = []step{
-	{"ao training.md", "8xb200", "llama3-8b", 8192, 8, 1, 1, 1, 1, 1, 3, dtype.FormatBF16, dtype.MXFP8,
-		[2]float64{8307.5, 9642}},
-	{"mbridge-203, 201", "64xgb300", "llama3-70b", 8192, 256, 1, 1, 4, 5, 1, 1, dtype.MXFP8, dtype.NVFP4,
-		[2]float64{4596, 6798}},
-	{"mbridge-204, 202", "64xgb200", "llama3-70b", 8192, 256, 1, 2, 4, 5, 1, 1, dtype.MXFP8, dtype.NVFP4,
-		[2]float64{3613, 4458}},
+	{"ao training.md", "8xb200", "llama3-8b", 8192, 8, 1, 1, 1, 1, 1, 3, dtype.FormatBF16,
+		dtype.MXFP8, [2]float64{8307.5, 9642}},
+	{"mbridge-203, 201", "64xgb300", "llama3-70b", 8192, 256, 1, 1, 4, 5, 1, 1, dtype.MXFP8,
+		dtype.NVFP4, [2]float64{4596, 6798}},
+	{"mbridge-204, 202", "64xgb200", "llama3-70b", 8192, 256, 1, 2, 4, 5, 1, 1, dtype.MXFP8,
+		dtype.NVFP4, [2]float64{3613, 4458}},
 	{"mbridge-211, 209", "256xgb200", "llama3.1-405b", 8192, 1536, 1, 4, 16, 4, 1, 1, dtype.MXFP8,
 		dtype.NVFP4, [2]float64{786, 1076}},
 	{"mbridge-238, 239", "256xgb300", "deepseek-v3", 4096, 4096, 1, 1, 2, 4, 32, 1, dtype.FormatBF16,
@@ -43,8 +43,8 @@ var stepRows = []step{
 // steps compares how many times as fast a step is in another format, at one plan. Stacks differ:
 // what is priced is our programs.
 func steps() error {
-	fmt.Printf("whole steps, how many times as fast\n%-18s %-10s %-14s %-15s %6s %24s %s\n", "", "", "",
-		"", "peaks", "price", "  first run's tokens/s, price of published")
+	fmt.Println("whole steps, how many times as fast")
+	fmt.Printf("%-18s %-10s %-14s %-15s %6s %24s %s\n", "", "", "", "", "peaks", "price", "  first run's tokens/s, price of published")
 	for _, s := range stepRows {
 		c, err := machine.ParseCluster(s.cluster)
 		if err != nil {
@@ -81,7 +81,7 @@ func (s step) seconds(c machine.Cluster, f dtype.Format) (float64, error) {
 	p := plan.Default()
 	dp := int64(c.Count) / (s.tp * s.pp)
 	p.Model, p.Cluster, p.Seq, p.Batch = s.model, c.String(), s.seq, s.batch
-	p.Microbatches = s.batch / dp / s.micro
+	p.Microbatches = s.batch / dp / s.microbatch
 	p.FSDP = plan.FSDP{Size: dp, Zero: s.zero, Gather: "step"}
 	if s.zero == 3 {
 		p.FSDP.Gather = "layer"
