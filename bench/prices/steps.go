@@ -44,7 +44,8 @@ var stepRows = []step{
 // what is priced is our programs.
 func steps() error {
 	fmt.Println("whole steps, how many times as fast")
-	fmt.Printf("%-18s %-10s %-14s %-15s %6s %24s %s\n", "", "", "", "", "peaks", "price", "  first run's tokens/s, price of published")
+	fmt.Printf("%-18s %-10s %-14s %-15s %6s %24s   %s\n", "", "", "", "", "peaks", "price",
+		"first run's tokens/s, price of published")
 	for _, s := range stepRows {
 		c, err := machine.ParseCluster(s.cluster)
 		if err != nil {
