@@ -13,6 +13,7 @@ import (
 	"github.com/deepwell/deepwell/event"
 	"github.com/deepwell/deepwell/internal/firstuse"
 	"github.com/deepwell/deepwell/kernels/fused"
+	"github.com/deepwell/deepwell/kernels/rownorm"
 	"github.com/deepwell/deepwell/replay"
 	"github.com/deepwell/deepwell/step"
 )
@@ -117,6 +118,9 @@ func keyOfKernel(text string) (key string, err error) {
 	if l, err := fused.ParseLoss(text); err == nil {
 		return l.Key(), nil
 	}
+	if n, err := rownorm.Parse(text); err == nil {
+		return n.Key(), nil
+	}
 	s, err := fused.ParseSpec(text)
 	if err != nil {
 		return "", diag.New(diag.Internal, "a program calls a kernel whose plain form is not known").
@@ -136,6 +140,8 @@ func ownSpecs(p *step.Programs) (list []string) {
 				key = firstuse.SmallGroup(g).String()
 			} else if l, err := fused.ParseLoss(text); err == nil {
 				key = firstuse.SmallLoss(l).String()
+			} else if n, err := rownorm.Parse(text); err == nil {
+				key = firstuse.SmallNorm(n).String()
 			} else if s, err := fused.ParseSpec(text); err == nil {
 				key = firstuse.Small(s).String()
 			}

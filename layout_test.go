@@ -25,7 +25,8 @@ const module = "github.com/deepwell/deepwell"
 // that stand before it. doc.go tells the same story in words.
 var layers = [][]string{
 	{"internal/lists", "internal/flat", "internal/parallel", "internal/golden", "diag", "dtype",
-		"dtype/block", "schedule", "kernels/triton", "kernels/triton/run", "kernels/expr", "kernels/fused"},
+		"dtype/block", "schedule", "kernels/triton", "kernels/triton/run", "kernels/expr", "kernels/fused",
+		"kernels/rownorm"},
 	{"internal/plainfile", "internal/strictjson", "internal/wire", "internal/human", "internal/stat",
 		"internal/svg", "internal/atomicfile", "internal/flock", "event", "internal/safedir",
 		"safetensors", "tokenizer", "internal/parquet", "internal/cas", "internal/environ",

@@ -8,6 +8,7 @@ import (
 	"github.com/deepwell/deepwell/hlo"
 	"github.com/deepwell/deepwell/internal/lists"
 	"github.com/deepwell/deepwell/kernels/fused"
+	"github.com/deepwell/deepwell/kernels/rownorm"
 )
 
 // A cost is what one kernel computes and moves.
@@ -58,6 +59,10 @@ func costOf(c *hlo.Computation, i *hlo.Instruction) cost {
 	case strings.HasPrefix(i.Spec, "loss "): // its logits are read twice and written once
 		if l, err := fused.ParseLoss(i.Spec); err == nil {
 			k.bytes = l.Bytes()
+		}
+	case rownorm.Is(i.Spec):
+		if n, err := rownorm.Parse(i.Spec); err == nil {
+			k.bytes = n.Bytes()
 		}
 	case i.Spec != "": // its operands may be stacks, of which it reads one round's part
 		if s, err := fused.ParseSpec(i.Spec); err == nil {

@@ -9,6 +9,7 @@ import (
 	"github.com/deepwell/deepwell/internal/wire"
 	"github.com/deepwell/deepwell/kernels/expr"
 	"github.com/deepwell/deepwell/kernels/fused"
+	"github.com/deepwell/deepwell/kernels/rownorm"
 )
 
 // triton rewrites the call of a kernel of our own by what it says it computes; tests of package
@@ -23,6 +24,9 @@ func (w *writer) triton(s *site) (out []*value) {
 	}
 	if l, err := fused.ParseLoss(found[0]); err == nil {
 		return w.loss(s, l)
+	}
+	if rownorm.Is(found[0]) {
+		return w.rowNorm(s, found[0])
 	}
 	spec, err := fused.ParseSpec(found[0])
 	operands := spec.Operands()

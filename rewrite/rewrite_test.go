@@ -35,7 +35,7 @@ func TestPassesOfTargets(t *testing.T) {
 			"share-block-scales", "part-shared-experts", "pack-bytes"}},
 		{kernels.For("sm_100"), []string{"expand-custom", "group-quantizations", "loss-in-place",
 			"quantize-once",
-			"write-norms", "fuse-sources",
+			"write-norms", "norm-rows", "norm-gradients", "fuse-sources",
 			"share-block-scales", "part-shared-experts", "group-experts", "pack-bytes"}},
 	} {
 		if got := names(row.s); !slices.Equal(got, row.want) {

@@ -39,6 +39,10 @@ const (
 	// of logits, labels and what the gradient is multiplied by, it gives the loss, the log-sum-exp and
 	// the gradient.
 	LossInPlace = "loss_in_place"
+	// NormRows is rms_norm of a value, or of a sum, which it returns, too, and NormGrad the gradient of
+	// rms_norm: each reads rows once.
+	NormRows = "norm_rows"
+	NormGrad = "norm_grad"
 )
 
 // Attributes of rewritten operations.
@@ -68,6 +72,8 @@ var rows = sync.OnceValue(func() ir.Table {
 		QuantizeOnce:       {Kind: ir.Kind{Results: -1, Infer: inferQuantizeOnce}, Lower: writtenOut},
 		AmaxOnce:           {Kind: ir.Kind{Results: -1, Infer: inferAmaxOnce}, Lower: writtenAmax},
 		LossInPlace:        {Kind: ir.Kind{Results: 3, Infer: inferLoss}, Lower: writtenLoss},
+		NormRows:           {Kind: ir.Kind{Results: -1, Infer: inferNormRows}, Lower: writtenRows},
+		NormGrad:           {Kind: ir.Kind{Results: 2, Infer: inferNormGrad}, Lower: writtenGrad},
 	}
 	for _, kind := range []string{"dot", "linear", "linear_dx", "linear_dw"} {
 		own[kind] = adapted(ir.Operations()[kind])
@@ -96,6 +102,10 @@ func SourceKind(kind string) string {
 		return "amax"
 	case LossInPlace:
 		return "cross_entropy"
+	case NormRows:
+		return "rms_norm"
+	case NormGrad:
+		return "rms_norm_grad"
 	}
 	return strings.TrimPrefix(kind, grouped)
 }

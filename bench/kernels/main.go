@@ -23,6 +23,7 @@ import (
 	"github.com/deepwell/deepwell/dtype"
 	"github.com/deepwell/deepwell/engine"
 	"github.com/deepwell/deepwell/kernels/fused"
+	"github.com/deepwell/deepwell/kernels/rownorm"
 	"github.com/deepwell/deepwell/kernels/triton"
 	"github.com/deepwell/deepwell/machine"
 	"github.com/deepwell/deepwell/plugin"
@@ -163,15 +164,38 @@ func kernels() (list []kernel) {
 	}
 	list = append(list, inLoops()...)
 	list = append(list, stochastic()...)
+	list = append(list, norms()...)
 	list = append(list,
-		kernel{"residual norm", rows * cols, func(string) (*triton.Kernel, error) {
-			return fused.ResidualNorm(rows, cols, 1e-5)
-		}},
-		kernel{"rms_norm grad", 0,
-			func(string) (*triton.Kernel, error) { return fused.RMSNormGrad(rows, cols) }},
 		kernel{"loss", 0,
 			func(string) (*triton.Kernel, error) { return fused.Loss{Rows: rows, Cols: 128256}.Kernel() }})
 	return append(list, grouped()...)
+}
+
+// norms are norms of rows and their gradients: alone, in a loop over layers, of rows as long as they
+// can be, and of heads.
+func norms() (list []kernel) {
+	for _, row := range []struct{ name, spec string }{
+		{"residual norm", "rms_norm 8192x8192 eps=1e-05 shift=0 added normed"},
+		{"residual norm saved",
+			"rms_norm 8192x8192 eps=1e-05 shift=0 added normed rounds=80 from=1 saved=0 kept=0,1"},
+		{"residual norm widest", "rms_norm 8192x16384 eps=1e-05 shift=0 added normed"},
+		{"residual norm stats", "rms_norm 8192x8192 eps=1e-05 shift=0 added stats"},
+		{"norm of heads", "rms_norm 65536x128 eps=1e-05 shift=0 normed"},
+		{"rms_norm grad", "rms_norm_grad 8192x8192 eps=1e-05 shift=0 grads=1"},
+		{"rms_norm grad of sums",
+			"rms_norm_grad 8192x8192 eps=1e-05 shift=0 grads=3 residual rounds=80 from=0"},
+		{"rms_norm grad masked", "rms_norm_grad 8191x7168 eps=1e-05 shift=1 grads=3 residual"},
+		{"rms_norm grad of heads", "rms_norm_grad 65536x128 eps=1e-05 shift=0 grads=1"},
+	} {
+		list = append(list, kernel{row.name, 0, func(string) (*triton.Kernel, error) {
+			n, err := rownorm.Parse(row.spec)
+			if err != nil {
+				return nil, err
+			}
+			return n.Kernel()
+		}})
+	}
+	return list
 }
 
 // grouped are the GEMMs of experts, with weights as they are and as FSDP gathers them: along what

@@ -39,6 +39,8 @@ func TestCompare(t *testing.T) {
 		"nvfp4 1x8192x4096 along added stochastic=0 tensors=6,7: bf16 -> 0",
 		"nvfp4 1x8192x14336 along amax keep rounds=32 into=0 saved=1: " +
 			"bf16, bf16; sigmoid 0; mul 0 2; mul 3 1 -> 4",
+		"rms_norm 100x384 eps=1e-05 shift=0 added normed rounds=32 from=0 saved=1 kept=0,1",
+		"rms_norm_grad 100x384 eps=1e-05 shift=0 grads=3 residual rounds=32 from=0",
 	} {
 		apart, err := Compare(t.Context(), e, text, 1)
 		if err != nil || apart > Limit {

@@ -3,96 +3,9 @@ package fused
 import (
 	"fmt"
 	"math"
-	"math/bits"
 
 	tt "github.com/deepwell/deepwell/kernels/triton"
 )
-
-// A whole row is one block: its columns, up to a power of two, and which of them there are.
-type wholeRow struct {
-	b      *tt.Builder
-	cols   int
-	col    tt.Value
-	masked bool
-}
-
-func newWholeRow(b *tt.Builder, cols int) *wholeRow {
-	n := 1 << bits.Len(uint(cols-1))
-	return &wholeRow{b, cols, b.Range(n), n != cols}
-}
-
-// warps gives threads enough for 16 numbers of a row each, and at least one warp.
-func (w *wholeRow) warps() int { return min(max(w.col.Shape()[0]/(16*32), 1), 16) }
-
-// at points to row number n of a matrix, or to a vector if n is the zero Value.
-func (w *wholeRow) at(x, n tt.Value) tt.Value {
-	return x.At(n.To(tt.I64).Mul(w.cols)).At(w.col)
-}
-
-func (w *wholeRow) load(p tt.Value) tt.Value {
-	if w.masked {
-		return w.b.LoadIf(w.col.Is("lt", w.cols), p, 0).To(tt.F32)
-	}
-	return w.b.Load(p).To(tt.F32)
-}
-
-func (w *wholeRow) store(p, v tt.Value) {
-	if w.masked {
-		w.b.StoreIf(w.col.Is("lt", w.cols), p, v)
-		return
-	}
-	w.b.Store(p, v)
-}
-
-// ResidualNorm adds a residual and takes the statistics of RMS norm in the same read: r is
-// 1/√(mean(s²) + ε) of the sum s as it is stored.
-//
-//	x, y [rows, cols] → s [rows, cols] in bfloat16, r [rows] in float32
-func ResidualNorm(rows, cols int, eps float64) (*tt.Kernel, error) {
-	b, v := tt.New("residual_norm",
-		tt.Arg{Name: "x", Elem: tt.BF16, Shape: []int{rows, cols}},
-		tt.Arg{Name: "y", Elem: tt.BF16, Shape: []int{rows, cols}},
-		tt.Arg{Name: "s", Elem: tt.BF16, Shape: []int{rows, cols}, Result: true},
-		tt.Arg{Name: "r", Elem: tt.F32, Shape: []int{rows}, Result: true})
-	w, n := newWholeRow(b, cols), b.Program(0)
-	sum := w.load(w.at(v[0], n)).Add(w.load(w.at(v[1], n))).To(tt.BF16)
-	w.store(w.at(v[2], n), sum)
-	f := sum.To(tt.F32)
-	mean := f.Mul(f).Sum(0).Mul(1 / float64(cols))
-	b.Store(v[3].At(n), mean.Add(eps).Rsqrt())
-	return b.Kernel(tt.Launch{Grid: [3]int{rows}, Warps: w.warps()})
-}
-
-// gradPrograms is how many programs share the rows of a norm's gradient: four for each of 148 SMs,
-// so that the weight's gradient has few parts and every SM has work.
-const gradPrograms = 592
-
-// RMSNormGrad is the gradient of RMS norm in one read of x and dy: with h = x·r and g = dy·w,
-// dx = r·(g − h·mean(g·h)), and dw = Σ dy·h over the rows, in as many parts as there are programs.
-//
-//	x, dy [rows, cols], w [cols], r [rows] → dx [rows, cols], dw [programs, cols] in float32
-func RMSNormGrad(rows, cols int) (*tt.Kernel, error) {
-	programs := min(rows, gradPrograms)
-	b, v := tt.New("rms_norm_grad",
-		tt.Arg{Name: "x", Elem: tt.BF16, Shape: []int{rows, cols}},
-		tt.Arg{Name: "dy", Elem: tt.BF16, Shape: []int{rows, cols}},
-		tt.Arg{Name: "w", Elem: tt.BF16, Shape: []int{cols}},
-		tt.Arg{Name: "r", Elem: tt.F32, Shape: []int{rows}},
-		tt.Arg{Name: "dx", Elem: tt.BF16, Shape: []int{rows, cols}, Result: true},
-		tt.Arg{Name: "dw", Elem: tt.F32, Shape: []int{programs, cols}, Result: true})
-	w, me := newWholeRow(b, cols), b.Program(0)
-	weight := w.load(v[2].At(w.col))
-	sum := b.For(me, me.Const(rows), me.Const(programs), []tt.Value{weight.Const(0.0)},
-		func(n tt.Value, sum []tt.Value) []tt.Value {
-			x, dy, r := w.load(w.at(v[0], n)), w.load(w.at(v[1], n)), b.Load(v[3].At(n))
-			h, g := x.Mul(r), dy.Mul(weight)
-			mean := g.Mul(h).Sum(0).Mul(1 / float64(cols))
-			w.store(w.at(v[4], n), g.Sub(h.Mul(mean)).Mul(r).To(tt.BF16))
-			return []tt.Value{sum[0].Add(dy.Mul(h))}
-		})
-	w.store(w.at(v[5], me), sum[0])
-	return b.Kernel(tt.Launch{Grid: [3]int{programs}, Warps: w.warps()})
-}
 
 // A Loss is cross-entropy of rows of logits and its gradient, which takes the place of the logits:
 // memory has them once, and they are read twice and written once. XLA reads them three times and

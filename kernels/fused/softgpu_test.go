@@ -11,6 +11,7 @@ import (
 	"github.com/deepwell/deepwell/internal/slowtest"
 	"github.com/deepwell/deepwell/internal/softgpu"
 	"github.com/deepwell/deepwell/kernels/fused"
+	"github.com/deepwell/deepwell/kernels/rownorm"
 	"github.com/deepwell/deepwell/kernels/triton"
 	"github.com/deepwell/deepwell/kernels/triton/run"
 	"github.com/deepwell/deepwell/program"
@@ -33,15 +34,24 @@ func TestKernelsOnSoftwareGPU(t *testing.T) {
 	y, _ := normal(r, 600*256, 2)
 	weight, _ := normal(r, 256, 1)
 	stats, _ := operands(r, source(t, "rms_norm"), 600, 256)
+	norm := func(spec string) func() (*triton.Kernel, error) {
+		return func() (*triton.Kernel, error) {
+			n, err := rownorm.Parse(spec)
+			if err != nil {
+				return nil, err
+			}
+			return n.Kernel()
+		}
+	}
 	for _, c := range []struct {
 		kernel func() (*triton.Kernel, error)
 		in     [][]byte
 		bound  float64
 	}{
-		{func() (*triton.Kernel, error) { return fused.ResidualNorm(600, 256, 1e-5) }, [][]byte{x, y},
-			float32Bound},
-		{func() (*triton.Kernel, error) { return fused.RMSNormGrad(600, 256) },
-			[][]byte{x, y, weight, stats[1]}, bf16Bound},
+		{norm("rms_norm 600x256 eps=1e-05 shift=0 added normed stats"), [][]byte{x, y, weight}, bf16Bound},
+		{norm("rms_norm_grad 600x256 eps=1e-05 shift=0 grads=1"), [][]byte{x, weight, y}, bf16Bound},
+		{norm("rms_norm_grad 600x250 eps=1e-05 shift=1 grads=2 residual"),
+			[][]byte{x[:500*600], weight[:500], y[:500*600], x[:500*600], y[:500*600]}, bf16Bound},
 		{fused.Loss{Rows: 15, Cols: 10240}.Kernel,
 			[][]byte{x, ints(make([]int32, 15)...), stats[1][:4*15]}, bf16Bound},
 	} {

@@ -10,6 +10,7 @@ import (
 	"github.com/deepwell/deepwell/hlo"
 	"github.com/deepwell/deepwell/kernels"
 	"github.com/deepwell/deepwell/kernels/fused"
+	"github.com/deepwell/deepwell/kernels/rownorm"
 	"github.com/deepwell/deepwell/lower/stablehlo"
 	"github.com/deepwell/deepwell/machine"
 	"github.com/deepwell/deepwell/overlap"
@@ -60,6 +61,8 @@ func (m maker) row(k overlap.Kernel) Row {
 			r.Kernel = strings.ReplaceAll(g.Name(), "_", " ")
 		} else if l, err := fused.ParseLoss(k.Spec); err == nil {
 			r.Kernel, r.Shape = "loss in place", fmt.Sprintf("%d×%d", l.Rows, l.Cols)
+		} else if norm, err := rownorm.Parse(k.Spec); err == nil {
+			r.Kernel, r.Shape = norm.Key(), fmt.Sprintf("%d×%d", norm.Rows, norm.Cols)
 		} else if s, err := fused.ParseSpec(k.Spec); err == nil {
 			r.own(s, n)
 		}

@@ -106,7 +106,10 @@ func ownKernel(w writer, op *ir.Op, in []val, kernel func(fused.Matrix, fused.So
 		w.Fail("%s", err)
 		return nil, nil
 	}
-	s := newStacks(w, op, e, in)
+	s := newStacks(w, op, in, func(i int) bool { return i < len(e.In) && e.In[i].Over == expr.Matrix },
+		func(v *ir.Value) bool { // the largest magnitudes are of tiles
+			return op.Kind != rewrite.AmaxOnce || v.Type.Elem != dtype.F32
+		})
 	f.Stacks = s.Stacks
 	shape := fused.Matrix{Batch: int(m.Batch), Rows: int(m.Rows), Cols: int(m.Cols)}
 	k, err := kernel(shape, fused.Of(e), f)
@@ -114,7 +117,7 @@ func ownKernel(w writer, op *ir.Op, in []val, kernel func(fused.Matrix, fused.So
 		w.Fail("%s", err)
 		return nil, nil
 	}
-	return s, w.tritonCall(k, s.operands...)
+	return s, w.tritonCall(k, s.arguments()...)
 }
 
 // stacks are the stacks of a loop that a kernel reads and writes.
@@ -122,52 +125,62 @@ type stacks struct {
 	fused.Stacks
 	operands []val
 	// slots are of results, nil where one is not written into a stack, and then of saved operands.
-	slots []*stablehlo.Slot
+	slots  []*stablehlo.Slot
+	before []val // the stacks that are written to
+	round  val
 }
 
 // newStacks finds the stacks of a kernel's operands and results. All have as many rounds as the
-// loop that the kernel is in.
-func newStacks(w writer, op *ir.Op, e *expr.Expr, in []val) *stacks {
+// loop that the kernel is in. Matrix tells the operands, and whole the results, that a kernel has in
+// stacks.
+func newStacks(w writer, op *ir.Op, in []val, matrix func(i int) bool,
+	whole func(*ir.Value) bool) *stacks {
 	s := &stacks{operands: in}
-	var round val
-	use := func(part stablehlo.Slice) bool {
-		n := int(part.Stack.Type.Dims[0].Size)
-		if s.Rounds != 0 && s.Rounds != n || round != nil && round.Name != part.At.Name {
-			return false
-		}
-		s.Rounds, round = n, part.At
-		return true
-	}
 	s.operands = slices.Clone(in)
-	for i, o := range e.In {
-		if o.Over != expr.Matrix {
+	for i := range in {
+		if !matrix(i) {
 			continue
 		}
-		if part, ok := w.SliceOf(in[i]); ok && use(part) {
+		if part, ok := w.SliceOf(in[i]); ok && s.use(part) {
 			s.From, s.operands[i] = append(s.From, i), part.Stack
 		}
 	}
-	var before []val
 	for i, v := range op.Out {
 		slot := w.SlotOf(v)
-		partial := op.Kind == rewrite.AmaxOnce && v.Type.Elem == dtype.F32 // of tiles
-		if slot == nil || partial || !slot.Alone || !use(slot.Slice) {
+		if slot == nil || !whole(v) || !slot.Alone || !s.use(slot.Slice) {
 			s.slots = append(s.slots, nil)
 			continue
 		}
-		s.Into, s.slots, before = append(s.Into, i), append(s.slots, slot), append(before, slot.Stack)
+		s.Into, s.slots = append(s.Into, i), append(s.slots, slot)
+		s.before = append(s.before, slot.Stack)
 	}
-	for i, o := range e.In {
+	for i := range in {
 		slot := w.SlotOf(op.In[i])
-		if o.Over != expr.Matrix || slot == nil || slot.After != nil || !use(slot.Slice) {
+		if !matrix(i) || slot == nil || slot.After != nil || !s.use(slot.Slice) {
 			continue
 		}
-		s.Saved, s.slots, before = append(s.Saved, i), append(s.slots, slot), append(before, slot.Stack)
-	}
-	if s.Rounds > 0 {
-		s.operands = append(append(s.operands, round), before...)
+		s.Saved, s.slots = append(s.Saved, i), append(s.slots, slot)
+		s.before = append(s.before, slot.Stack)
 	}
 	return s
+}
+
+// use takes a stack, if it is of the rounds that the others are of.
+func (s *stacks) use(part stablehlo.Slice) bool {
+	n := int(part.Stack.Type.Dims[0].Size)
+	if s.Rounds != 0 && s.Rounds != n || s.round != nil && s.round.Name != part.At.Name {
+		return false
+	}
+	s.Rounds, s.round = n, part.At
+	return true
+}
+
+// arguments are the kernel's: operands, the round, and stacks that are written to.
+func (s *stacks) arguments() []val {
+	if s.Rounds == 0 {
+		return s.operands
+	}
+	return append(append(slices.Clip(s.operands), s.round), s.before...)
 }
 
 // results gives the results of the operation their types, and hands stacks back to the loop.
