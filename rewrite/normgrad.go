@@ -102,7 +102,7 @@ func (c *chain) to(v *ir.Value, kind string) *ir.Op {
 	return v.Def()
 }
 
-// arg is an argument of an operation; nil if there is none.
+// arg is an argument of an operation; nil without one.
 func arg(op *ir.Op, i int) *ir.Value {
 	if op == nil || i >= len(op.In) {
 		return nil

@@ -171,8 +171,8 @@ func kernels() (list []kernel) {
 	return append(list, grouped()...)
 }
 
-// norms are norms of rows and their gradients: alone, in a loop over layers, of rows as long as they
-// can be, and of heads.
+// norms are norms of rows and their gradients: alone, in a loop over layers, of rows as long as
+// they can be, and of heads.
 func norms() (list []kernel) {
 	for _, row := range []struct{ name, spec string }{
 		{"residual norm", "rms_norm 8192x8192 eps=1e-05 shift=0 added normed"},
