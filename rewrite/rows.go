@@ -39,8 +39,8 @@ const (
 	// of logits, labels and what the gradient is multiplied by, it gives the loss, the log-sum-exp and
 	// the gradient.
 	LossInPlace = "loss_in_place"
-	// NormRows is rms_norm of a value, or of a sum, which it returns, too, and NormGrad is the gradient
-	// of rms_norm: each reads rows once.
+	// NormRows is rms_norm of a value, or of a sum, which it returns, too; NormGrad is the gradient of
+	// rms_norm. Each reads rows once.
 	NormRows = "norm_rows"
 	NormGrad = "norm_grad"
 )
