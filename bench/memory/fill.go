@@ -12,10 +12,10 @@ import (
 	"github.com/deepwell/deepwell/diag"
 )
 
-// fill compiles the combinations whose text matches only, puts them in the place of the table's
-// rows, and saves it after each. Programs that were compiled before are in the cache, so that after
-// a change only what changed takes long.
-func fill(ctx context.Context, path, cache, only string, all []combination) error {
+// fill compiles the combinations whose text matches only, or of these just the table's rows, puts
+// them in the place of the table's rows, and saves it after each. Programs that were compiled before
+// are in the cache, so that after a change only what changed takes long.
+func fill(ctx context.Context, path, cache, only string, rows bool, all []combination) error {
 	wanted, err := regexp.Compile(only)
 	if err != nil {
 		return err
@@ -35,7 +35,7 @@ func fill(ctx context.Context, path, cache, only string, all []combination) erro
 	}
 	var failed []error
 	for i, one := range all {
-		if !wanted.MatchString(one.key()) {
+		if !wanted.MatchString(one.key()) || rows && known[one.key()] == nil {
 			continue
 		}
 		start := time.Now()
@@ -52,13 +52,13 @@ func fill(ctx context.Context, path, cache, only string, all []combination) erro
 		if known[one.key()] = r; err != nil {
 			delete(known, one.key()) // XLA would rematerialize on its own: another program
 		}
-		var rows []*row
+		var list []*row
 		for _, c := range all {
 			if r := known[c.key()]; r != nil {
-				rows = append(rows, r)
+				list = append(list, r)
 			}
 		}
-		if err := save(path, rows); err != nil {
+		if err := save(path, list); err != nil {
 			return err
 		}
 	}

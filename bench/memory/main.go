@@ -21,6 +21,7 @@ func main() {
 	kinds := flag.Bool("mixed", false, "the table of plans of other kinds instead of the one fitted")
 	last := flag.Bool("mended", false, "the table of such plans that were held out before")
 	held := flag.Bool("heldout", false, "the table of such plans that nothing was fitted on")
+	rows := flag.Bool("rows", false, "compile only the plans that the table has already")
 	only := flag.String("only", "", "compile the plans whose text matches this, instead of all")
 	flag.Parse()
 	s := fitted
@@ -32,32 +33,32 @@ func main() {
 	case *kinds:
 		s = seen
 	}
-	if err := run(context.Background(), s, *dir, *again, *cache, *only, *drawn, *worst); err != nil {
+	if err := run(context.Background(), s, *dir, *again, *cache, *only, *drawn, *worst, *rows); err != nil {
 		fmt.Fprintln(os.Stderr, "memory:", err)
 		os.Exit(1)
 	}
 }
 
 func run(ctx context.Context, s sample, dir string, again bool, cache, only string, drawn uint64,
-	worst int) error {
+	worst int, rows bool) error {
 	path := filepath.Join(dir, s.table)
 	if again {
 		all, err := s.draw(cmp.Or(drawn, s.seed))
 		if err != nil {
 			return err
 		}
-		return fill(ctx, path, cache, only, all)
+		return fill(ctx, path, cache, only, rows, all)
 	}
-	rows, err := read(path)
+	list, err := read(path)
 	if err != nil {
 		return err
 	}
 	if s.table == fitted.table {
-		return report(os.Stdout, rows, worst)
+		return report(os.Stdout, list, worst)
 	}
 	known, err := read(filepath.Join(dir, fitted.table))
 	if err != nil {
 		return err
 	}
-	return reportMixed(os.Stdout, rows, known)
+	return reportMixed(os.Stdout, list, known)
 }

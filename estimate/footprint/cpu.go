@@ -23,7 +23,8 @@ func (g *gradient) onCPU() int64 {
 			}
 		case g.w.unrolled && g.s.CP == 1: // CSE finds the recomputed scores, and keeps them
 			n := g.chunks()
-			kept = append(kept, g.s.scores*2*(n+1)/n*g.part.rounds*g.p.slots)
+			each := g.s.scores*2*(n+1)/n + 2*g.s.mlp // SiLU, and what it gates, as well
+			kept = append(kept, each*g.part.rounds*g.p.slots)
 		}
 		for _, n := range kept {
 			g.layered(m, n, false)
@@ -164,8 +165,11 @@ func (g *gradient) cpuSet(weights int64, back bool) int64 {
 	if g.s.again(ir.MLP) {
 		n = 5 * mlp
 	}
-	if g.w.gather != "layer" || !g.sharded() || !g.s.again(ir.MLP) {
+	switch {
+	case g.w.gather != "layer" || !g.sharded() || !g.s.again(ir.MLP):
 		weights /= 2
+	case g.p.rounded(g.plan):
+		weights /= 4 // half of them, in bf16 as they are sent and as GEMMs read them
 	}
 	return n + 4*flow + 2*scores + weights
 }

@@ -414,18 +414,26 @@ func (p *Predictor) update(name string, w *way, s *sizes, list []resident) need 
 
 // fetched is the temp of an update whose optimizer state is on the host: the state of the current
 // parameter and of the next one, which is being fetched; for a parameter that is gathered four
-// times its shard in f32, and the result. Beside them weights wait to be quantized: for NVFP4 as
-// many as without offload, for MXFP8 2.5 times the largest stack in f32, more if it is gathered or
-// if the rank has several stages. The factors were read from 30 compiled updates (bench/memory),
-// which lie within a quarter of them. Others lie further off: for ZeRO 1 in MXFP8 on an RTX PRO
-// 6000, held out, this predicts 1.9 and 2.5 times what two compiled updates have
-// (docs/results/memory.txt).
+// times its shard in f32, and the result. Beside them weights wait to be quantized: for NVFP4 the
+// largest parameter in f32, of all layers, or as many as without offload if only tp shards them; for
+// MXFP8 2.5 times the largest stack, more if the rank has several stages; if copies are gathered, the
+// stack and two thirds of one orientation of the whole. The factors were read from the compiled
+// updates of bench/memory's seen plans.
 func (p *Predictor) fetched(w *way, list []resident) int64 {
-	var plain, quantized, mx, stages int64
+	var plain, quantized, mx, copied, stages int64
+	var whole, largest int64 // of a parameter's layers in all formats, if some are NVFP4
+	scaled := false
 	for i := range list {
 		h := &list[i]
 		_, _, host := w.state(h)
 		shard := h.stored() * 4
+		if i == 0 || h.param != list[i-1].param {
+			whole, scaled = 0, false
+		}
+		whole, scaled = whole+shard, scaled || h.quant != nil && h.quant.nv > 0
+		if scaled {
+			largest = max(largest, whole)
+		}
 		switch {
 		case h.quant != nil:
 			quantized = max(quantized, 2*host)
@@ -437,15 +445,18 @@ func (p *Predictor) fetched(w *way, list []resident) int64 {
 		switch {
 		case h.quant == nil || h.quant.mx == 0 || shard < mx:
 		case shard > mx:
-			mx, stages = shard, 1
+			mx, stages, copied = shard, 1, h.oneWay()
 		default:
 			stages++
 		}
 	}
 	_, nv := p.quantized(w, list)
+	if largest > 0 && (w.sharded || w.alone) {
+		return max(plain, 5*largest)
+	}
 	switch {
 	case w.gather == "step" && w.sharded:
-		mx = mx * 11 / 2
+		mx += copied * 2 / 3
 	case stages > alike:
 		mx *= 5
 	default:

@@ -149,7 +149,7 @@ func (g *gradient) onGPU() int64 {
 		m.add(g.backwardSet(backward), atSegment, atBackward)
 	}
 	if g.half == ofWeights {
-		m.add(g.wgradTemp(whole)+g.transposedFactors(), atBackward, atBackward)
+		m.add(g.wgradTemp(whole), atBackward, atBackward)
 	}
 	if g.backward && g.half != ofInput {
 		g.gradients(m)

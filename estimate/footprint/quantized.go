@@ -248,38 +248,8 @@ func (g *gradient) transposedCopies(m *space) {
 	}
 }
 
-// transposedFactors is what the wgrad half has of MXFP8 operands, whose blocks run along tokens:
-// XLA transposes stacks of all layers before the loop. They are the gradients of the residual
-// stream behind attention and MLP, of Q, K and V, and of gate and up; attention's output, gate and
-// up themselves, if they are recomputed; else the saved bytes.
-func (g *gradient) transposedFactors() (bytes int64) {
-	if g.part.mix == 0 || g.part.first {
-		return 0
-	}
-	mx := false
-	g.p.quant.each(g.part.mix, func(c class, _ int64) {
-		mx = mx || powerScaled(c.Of("down", precision.Wgrad))
-	})
-	if !mx {
-		return 0
-	}
-	c, s := g.p.config, g.s
-	head := c.HeadDim * s.whole / c.Hidden / s.TP
-	round := 2*s.whole + 2*s.mlp + (c.Heads+2*c.KVHeads)*head
-	if s.again(ir.MLP) {
-		round += 2 * s.mlp
-	}
-	if s.again(ir.Attn) {
-		round += c.Heads * head
-	}
-	if !s.again(ir.Norm) {
-		round += s.flow
-	}
-	for i := range s.bill.Layers {
-		bytes += s.rounds(g.part, i) * round
-	}
-	return bytes
-}
+// oneWay is the bytes of one orientation of a gathered weight in MXFP8.
+func (h *resident) oneWay() int64 { return h.param.whole * h.quant.mx * h.quant.each / 32 }
 
 // made is the additional temp of an update that quantizes weights.
 func (p *Predictor) made(w *way, list []resident) int64 {
@@ -287,40 +257,33 @@ func (p *Predictor) made(w *way, list []resident) int64 {
 	return mx + nv
 }
 
-// quantized is the additional temp of an update that quantizes weights, by format. With MXFP8, new
-// f32 masters and moments wait until all readers of the old ones are done, because a fusion that
-// transposes weights does not write in place: 7.4 to 11.3 bytes per element in the plans of
-// bench/memory, more if gathered copies are transposed, too. On one device only one stack waits;
-// two if fsdp does not shard them on sm_100, or from 2 GiB on, where XLA fuses differently. With
-// NVFP4 the rounded weights wait (2.1 bytes), except from 2 GiB on. On the CPU it is the size of
-// one orientation.
+// quantized is the additional temp of an update that quantizes weights, by format. With MXFP8 the
+// new weights of one stack wait in f32 until a kernel of ours has read them; where fsdp gathers
+// copies for a whole step, one is in flight, and a third of the next, in the mean of bench/memory's
+// seen plans. With NVFP4 the rounded weights wait (2.1 bytes), except from 2 GiB on. On the CPU it is
+// the size of one orientation.
 func (p *Predictor) quantized(w *way, list []resident) (mx, nv int64) {
-	each := int64(8)
-	if w.gather == "step" && w.sharded {
-		each = 10
-	}
-	var largest int64 // bytes in f32
+	var largest, copied int64 // bytes in f32, and of one orientation of the whole
 	for i := range list {
 		switch h := &list[i]; {
 		case h.quant == nil:
 		case p.cpu:
 			mx += h.param.stored * (h.quant.mx + 5*h.quant.nv/4)
 		default:
-			if mx += h.param.stored * each * h.quant.mx; h.quant.mx > 0 {
+			if h.quant.mx > 0 {
 				largest = max(largest, h.stored()*4)
+				copied = max(copied, h.oneWay())
 			}
 			if h.stored()*4 < 1<<31 {
 				nv += h.param.stored * 17 * h.quant.nv / 8
 			}
 		}
 	}
-	switch {
-	case p.cpu:
-	case w.alone:
+	if !p.cpu {
 		mx = largest
-	case w.gather == "step" && w.sharded:
-	case largest >= 1<<31 || !w.sharded && p.arch != "sm_120":
-		mx = min(mx, largest*13/6)
+	}
+	if !p.cpu && w.gather == "step" && w.sharded {
+		mx += copied * 4 / 3
 	}
 	return mx, nv
 }
@@ -342,8 +305,9 @@ func (p *Predictor) squares(list []resident) (bytes int64) {
 
 // quantized adds the buffers of quantized GEMMs, as the buffer assignments of llama3.1-8b and 70b
 // show them. Saved wgrad inputs are transposed between the loops, one stack after another. In
-// backward, a layer has gradients in both orientations, and for NVFP4 another seven times its
-// largest value, which fits both models.
+// backward, a layer has gradients in both orientations, and for NVFP4 its largest value once more,
+// since its amax is found before it is quantized; seven times if a program has both passes and saves
+// it, which fits both models.
 func (g *gradient) quantized(m *space) {
 	if g.w.gather == "layer" && g.sharded() {
 		g.transposedCopies(m)
@@ -361,7 +325,9 @@ func (g *gradient) quantized(m *space) {
 		if slices.ContainsFunc(dtype.Formats(), func(f dtype.Format) bool {
 			return f.TensorScale() && c.Has(f)
 		}) {
-			each = 7
+			if each = 2; g.forward && !g.s.again(ir.MLP) {
+				each = 7
+			}
 		}
 		most = max(most, each*mlp)
 	})
