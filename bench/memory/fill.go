@@ -13,8 +13,8 @@ import (
 )
 
 // fill compiles the combinations whose text matches only, or of these just the table's rows, puts
-// them in the place of the table's rows, and saves it after each. Programs that were compiled before
-// are in the cache, so that after a change only what changed takes long.
+// them in the place of the table's rows, and saves it after each. Programs that were compiled
+// before are in the cache, so that after a change only what changed takes long.
 func fill(ctx context.Context, path, cache, only string, rows bool, all []combination) error {
 	wanted, err := regexp.Compile(only)
 	if err != nil {

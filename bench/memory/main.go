@@ -33,7 +33,8 @@ func main() {
 	case *kinds:
 		s = seen
 	}
-	if err := run(context.Background(), s, *dir, *again, *cache, *only, *drawn, *worst, *rows); err != nil {
+	ctx := context.Background()
+	if err := run(ctx, s, *dir, *again, *cache, *only, *drawn, *worst, *rows); err != nil {
 		fmt.Fprintln(os.Stderr, "memory:", err)
 		os.Exit(1)
 	}

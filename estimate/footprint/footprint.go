@@ -415,10 +415,10 @@ func (p *Predictor) update(name string, w *way, s *sizes, list []resident) need 
 // fetched is the temp of an update whose optimizer state is on the host: the state of the current
 // parameter and of the next one, which is being fetched; for a parameter that is gathered four
 // times its shard in f32, and the result. Beside them weights wait to be quantized: for NVFP4 the
-// largest parameter in f32, of all layers, or as many as without offload if only tp shards them; for
-// MXFP8 2.5 times the largest stack, more if the rank has several stages; if copies are gathered, the
-// stack and two thirds of one orientation of the whole. The factors were read from the compiled
-// updates of bench/memory's seen plans.
+// largest parameter in f32, of all layers, or as many as without offload if only tp shards them;
+// for MXFP8 2.5 times the largest stack, more if the rank has several stages; if copies are
+// gathered, the stack and two thirds of one orientation of the whole. The factors were read from
+// the compiled updates of bench/memory's seen plans.
 func (p *Predictor) fetched(w *way, list []resident) int64 {
 	var plain, quantized, mx, copied, stages int64
 	var whole, largest int64 // of a parameter's layers in all formats, if some are NVFP4

@@ -260,8 +260,8 @@ func (p *Predictor) made(w *way, list []resident) int64 {
 // quantized is the additional temp of an update that quantizes weights, by format. With MXFP8 the
 // new weights of one stack wait in f32 until a kernel of ours has read them; where fsdp gathers
 // copies for a whole step, one is in flight, and a third of the next, in the mean of bench/memory's
-// seen plans. With NVFP4 the rounded weights wait (2.1 bytes), except from 2 GiB on. On the CPU it is
-// the size of one orientation.
+// seen plans. With NVFP4 the rounded weights wait (2.1 bytes), except from 2 GiB on. On the CPU it
+// is the size of one orientation.
 func (p *Predictor) quantized(w *way, list []resident) (mx, nv int64) {
 	var largest, copied int64 // bytes in f32, and of one orientation of the whole
 	for i := range list {
@@ -306,8 +306,8 @@ func (p *Predictor) squares(list []resident) (bytes int64) {
 // quantized adds the buffers of quantized GEMMs, as the buffer assignments of llama3.1-8b and 70b
 // show them. Saved wgrad inputs are transposed between the loops, one stack after another. In
 // backward, a layer has gradients in both orientations, and for NVFP4 its largest value once more,
-// since its amax is found before it is quantized; seven times if a program has both passes and saves
-// it, which fits both models.
+// since its amax is found before it is quantized; seven times if a program has both passes and
+// saves it, which fits both models.
 func (g *gradient) quantized(m *space) {
 	if g.w.gather == "layer" && g.sharded() {
 		g.transposedCopies(m)
