@@ -12,6 +12,7 @@ import (
 	"github.com/deepwell/deepwell/diag"
 	"github.com/deepwell/deepwell/event"
 	"github.com/deepwell/deepwell/internal/firstuse"
+	"github.com/deepwell/deepwell/kernels/flash"
 	"github.com/deepwell/deepwell/kernels/fused"
 	"github.com/deepwell/deepwell/kernels/rownorm"
 	"github.com/deepwell/deepwell/replay"
@@ -97,11 +98,12 @@ func (r *runner) differing(ctx context.Context, specs []string, compare comparer
 		if ctx.Err() != nil {
 			return nil, ctx.Err()
 		}
-		if err == nil && apart <= firstuse.Limit {
+		limit := firstuse.LimitOf(text)
+		if err == nil && apart <= limit {
 			continue
 		}
 		refused = append(refused, key)
-		e := event.KernelDiffers{Kernel: key, Spec: text, Apart: apart, Limit: firstuse.Limit}
+		e := event.KernelDiffers{Kernel: key, Spec: text, Apart: apart, Limit: limit}
 		if err != nil {
 			e.Why = diag.From(err).What
 		}
@@ -120,6 +122,9 @@ func keyOfKernel(text string) (key string, err error) {
 	}
 	if n, err := rownorm.Parse(text); err == nil {
 		return n.Key(), nil
+	}
+	if a, err := flash.Parse(text); err == nil {
+		return a.Key(), nil
 	}
 	s, err := fused.ParseSpec(text)
 	if err != nil {
@@ -142,6 +147,8 @@ func ownSpecs(p *step.Programs) (list []string) {
 				key = firstuse.SmallLoss(l).String()
 			} else if n, err := rownorm.Parse(text); err == nil {
 				key = firstuse.SmallNorm(n).String()
+			} else if a, err := flash.Parse(text); err == nil {
+				key = firstuse.SmallAttention(a).String()
 			} else if s, err := fused.ParseSpec(text); err == nil {
 				key = firstuse.Small(s).String()
 			}

@@ -26,7 +26,7 @@ const module = "github.com/deepwell/deepwell"
 var layers = [][]string{
 	{"internal/lists", "internal/flat", "internal/parallel", "internal/golden", "diag", "dtype",
 		"dtype/block", "schedule", "kernels/triton", "kernels/triton/run", "kernels/expr", "kernels/fused",
-		"kernels/rownorm"},
+		"kernels/rownorm", "kernels/flash"},
 	{"internal/plainfile", "internal/strictjson", "internal/wire", "internal/human", "internal/stat",
 		"internal/svg", "internal/atomicfile", "internal/flock", "event", "internal/safedir",
 		"safetensors", "tokenizer", "internal/parquet", "internal/cas", "internal/environ",

@@ -257,7 +257,7 @@ func (j *Job) contexts(tp, cp int64) (list []plan.CP) {
 		a := kernels.Planned(*j.facts(), slices.Contains(j.Config.Windowed, true), elem, how, j.Seq,
 			false)
 		kernel, _ := kernels.For(j.Cluster.Arch()).Attention(a)
-		if kernel == kernels.CuDNN && how.Fits(j.Config.Heads, tp) &&
+		if kernels.Flash(kernel) && how.Fits(j.Config.Heads, tp) &&
 			(kind != "a2a+ring" || how.Inner > 0) {
 			list = append(list, how)
 		}

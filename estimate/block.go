@@ -239,8 +239,12 @@ func (b *builder) scores(windowed bool, heads, score, value float64) {
 		tokens, heads = tokens*n, heads/n
 	}
 	if !b.e.options.Plain {
-		b.forward.attention += b.p.Attention(tokens, seen, heads, score, value, false)
-		b.input.attention += b.p.Attention(tokens, seen, heads, score, value, true)
+		forward, backward := 1.0, 1.0
+		if kernel == kernels.Triton {
+			forward, backward = b.e.set.Slower(int(score), int(value))
+		}
+		b.forward.attention += forward * b.p.Attention(tokens, seen, heads, score, value, false)
+		b.input.attention += backward * b.p.Attention(tokens, seen, heads, score, value, true)
 		return
 	}
 	// Unfused attention: the [queries, keys] scores are written, then read by softmax and by the

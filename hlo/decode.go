@@ -320,6 +320,7 @@ type collectiveConfig struct {
 type attentionConfig struct {
 	Deterministic *bool `json:"force_deterministic"`
 	Mask          word  `json:"mask_type"`
+	Window        word  `json:"sliding_window_length"`
 	Scores        struct {
 		Dims numbers `json:"dimensions"`
 	} `json:"intermediate_tensor_shape"`

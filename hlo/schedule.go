@@ -7,6 +7,7 @@ import (
 	"sync"
 
 	"github.com/deepwell/deepwell/diag"
+	"github.com/deepwell/deepwell/kernels/flash"
 	"github.com/deepwell/deepwell/kernels/fused"
 )
 
@@ -215,11 +216,22 @@ func (a *attentionConfig) flops(target string, query *shape) int64 {
 	if strings.Contains(target, "Backward") {
 		gemms = 5
 	}
-	n = satMul(n, gemms)
-	if strings.HasPrefix(string(a.Mask), "CAUSAL") {
-		n /= 2
+	return a.seen(satMul(n, gemms))
+}
+
+// seen leaves out what a causal mask hides, as planners count it: half, and what is before a
+// window. Documents, whose lengths the program does not say, hide nothing.
+func (a *attentionConfig) seen(n int64) int64 {
+	if !strings.HasSuffix(string(a.Mask), "CAUSAL") { // PADDING_CAUSAL is of packed documents
+		return n
 	}
-	return n
+	dims := a.Scores.Dims.ints()
+	window, err := strconv.ParseInt(string(a.Window), 10, 64)
+	if err != nil || window <= 0 || len(dims) == 0 || window >= dims[len(dims)-1] {
+		return n / 2
+	}
+	keys := float64(dims[len(dims)-1])
+	return int64(float64(n) * flash.MeanKeys(keys, float64(window)) / keys)
 }
 
 // A word is a name or a number in JSON, with or without quotes: proto3 quotes an int64, and writes

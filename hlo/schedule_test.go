@@ -143,3 +143,23 @@ func TestScheduleOfABrokenProgram(t *testing.T) {
 }
 
 const protowireMax = int64(protowire.MaxValidNumber)
+
+// Of attention, what its mask hides is not counted, as planners do not: half of a causal one, also
+// with packed documents, and what is before a window.
+func TestMaskedFLOPs(t *testing.T) {
+	const whole = 2 * 2 * 4 * 64 * 64 * 16 // two GEMMs of heads of 16
+	for _, c := range []struct {
+		mask, window string
+		want         float64
+	}{
+		{"NO_MASK", "0", 1}, {"PADDING", "0", 1}, {"CAUSAL", "0", 0.5}, {"PADDING_CAUSAL", "0", 0.5},
+		{"CAUSAL", "64", 0.5}, {"PADDING_CAUSAL", "16", (8.5*16 + 48*16) / 64 / 64},
+	} {
+		a := attentionConfig{Mask: word(c.mask), Window: word(c.window)}
+		a.Scores.Dims = numbers{"1", "4", "64", "64"}
+		got := a.flops("__cudnn$fmhaSoftmax", &shape{dims: []int64{1, 64, 4, 16}})
+		if want := int64(c.want * whole); got != want {
+			t.Errorf("%s, window %s: %d FLOPs, want %d", c.mask, c.window, got, want)
+		}
+	}
+}

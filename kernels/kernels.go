@@ -7,6 +7,7 @@ import (
 
 	"github.com/deepwell/deepwell/dtype"
 	"github.com/deepwell/deepwell/ir"
+	"github.com/deepwell/deepwell/kernels/flash"
 )
 
 // The kernels that an operation can become.
@@ -157,7 +158,7 @@ func (s *Selector) Attention(a Attention) (kernel, why string) {
 		return HeadFirst, "the CPU has no cuDNN; GEMMs with one batch dimension are fastest"
 	}
 	if why := s.againstCuDNN(a); why != "" {
-		return Plain, why
+		return s.withoutCuDNN(a, why)
 	}
 	switch {
 	case a.Chunk > 0 && a.Window > 0:
@@ -190,8 +191,34 @@ func (s *Selector) Attends(op *ir.Op) (kernel, why string) {
 	if kernel == CuDNN && !batched {
 		return Plain, fmt.Sprintf("cuDNN wants batch, seq, heads, head, not %v", names)
 	}
+	square := q.Size(ir.Seq) == op.In[1].Type.Size(ir.Keys)
+	masked := a.Causal || a.Window > 0 || a.Documents
+	if kernel == Triton && (!batched || masked && !square) {
+		return Plain, fmt.Sprintf("the kernel of our own wants batch, seq, heads, head, not %v, and, "+
+			"under a mask, as many queries as keys", names)
+	}
 	return kernel, why
 }
+
+// withoutCuDNN chooses the kernel of an attention that cuDNN cannot compute, for a reason: flash
+// attention of our own, unless its conditions do not hold either.
+func (s *Selector) withoutCuDNN(a Attention, why string) (kernel, reason string) {
+	key := flash.Attention{}
+	if a.Capped {
+		key.SoftCap = 1
+	}
+	switch {
+	case !s.Own() || a.Plain || a.Elem != dtype.BF16 || a.Chunk > 0 || a.Ring || a.Lengths ||
+		max(a.Head, a.value()) > flash.MaxHead:
+		return Plain, why
+	case s.Refuses(key.Key()):
+		return Plain, why + "; the kernel of our own differs on a GPU of this run from its plain form"
+	}
+	return Triton, why + "; a kernel of our own writes no scores"
+}
+
+// Flash tells whether a kernel's attention keeps its scores out of memory.
+func Flash(kernel string) bool { return kernel == CuDNN || kernel == Triton }
 
 // value is the size of a head of values.
 func (a Attention) value() int64 { return cmp.Or(a.Value, a.Head) }

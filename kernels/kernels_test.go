@@ -8,6 +8,7 @@ import (
 	"github.com/deepwell/deepwell/dtype"
 	"github.com/deepwell/deepwell/ir"
 	"github.com/deepwell/deepwell/kernels"
+	"github.com/deepwell/deepwell/kernels/flash"
 )
 
 // What must be moved in memory beside a product decides how it is written.
@@ -159,6 +160,66 @@ func TestAttentionToChunks(t *testing.T) {
 		kernel, why := kernels.For("sm_100").Attention(a)
 		if kernel != row.kernel || !strings.Contains(why, row.why) {
 			t.Errorf("%+v: %s, %s", a, kernel, why)
+		}
+	}
+}
+
+// What cuDNN has no call for is flash attention of our own, on GPUs where we have kernels; the rest
+// stays plain, with a reason.
+func TestFlashAttention(t *testing.T) {
+	capped := kernels.Attention{Elem: dtype.BF16, Head: 256, Causal: true, Capped: true}
+	with := func(change func(*kernels.Attention)) kernels.Attention {
+		a := capped
+		change(&a)
+		return a
+	}
+	refused := kernels.Options{Refused: []string{"attention softcap"}}
+	for _, row := range []struct {
+		name    string
+		arch    string
+		options kernels.Options
+		a       kernels.Attention
+		kernel  string
+		why     string
+	}{
+		{"soft cap", "sm_100", kernels.Options{}, capped, kernels.Triton, "no soft cap; a kernel of our own"},
+		{"window, documents", "sm_103", kernels.Options{}, with(func(a *kernels.Attention) {
+			a.Window, a.Documents = 4096, true
+		}), kernels.Triton, "no soft cap; a kernel"},
+		{"latent", "sm_120", kernels.Options{}, kernels.Attention{Elem: dtype.BF16, Head: 192, Value: 128,
+			Causal: true}, kernels.Triton, "not 192 with 128; a kernel"},
+		{"cuDNN stays", "sm_100", kernels.Options{}, kernels.Attention{Elem: dtype.BF16, Head: 192,
+			Value: 128, Causal: true}, kernels.CuDNN, "supports"},
+		{"odd", "sm_100", kernels.Options{}, kernels.Attention{Elem: dtype.BF16, Head: 20}, kernels.Triton,
+			"not 20 with 20; a kernel"},
+		{"too large", "sm_100", kernels.Options{}, with(func(a *kernels.Attention) { a.Head = 264 }),
+			kernels.Plain, "not 264"},
+		{"f16", "sm_100", kernels.Options{}, with(func(a *kernels.Attention) { a.Elem = dtype.F16 }),
+			kernels.Plain, "soft cap"},
+		{"asked for", "sm_100", kernels.Options{}, with(func(a *kernels.Attention) { a.Plain = true }),
+			kernels.Plain, "the plan says"},
+		{"chunks", "sm_100", kernels.Options{}, with(func(a *kernels.Attention) { a.Chunk = 512 }),
+			kernels.Plain, "soft cap"},
+		{"older", "sm_90", kernels.Options{}, capped, kernels.Plain, "soft cap"},
+		{"without own", "sm_100", kernels.Options{Without: true}, capped, kernels.Plain, "soft cap"},
+		{"refused", "sm_100", refused, capped, kernels.Plain, "differs on a GPU"},
+		{"another is refused", "sm_120", refused, with(func(a *kernels.Attention) { a.Capped = false }),
+			kernels.Triton, "of our own"},
+	} {
+		kernel, why := kernels.For(row.arch).With(row.options).Attention(row.a)
+		if kernel != row.kernel || !strings.Contains(why, row.why) {
+			t.Errorf("%s: %s, %s", row.name, kernel, why)
+		}
+	}
+}
+
+// Kernels and planners count the keys that queries see alike.
+func TestMeanKeys(t *testing.T) {
+	for _, seq := range []float64{1, 7, 4096} {
+		for _, window := range []float64{1, 5, 512, 9000} {
+			if got, want := flash.MeanKeys(seq, window), ir.MeanKeys(seq, window); got != want {
+				t.Errorf("%g keys of %g by %g, want %g", got, seq, window, want)
+			}
 		}
 	}
 }

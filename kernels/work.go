@@ -4,6 +4,7 @@ import (
 	"cmp"
 
 	"github.com/deepwell/deepwell/dtype"
+	"github.com/deepwell/deepwell/kernels/flash"
 )
 
 // A Quantizing is the work of the kernels that quantize a tensor, in one orientation or in both.
@@ -62,6 +63,14 @@ func (q Quantizing) Bytes(elements, wide, sides float64, computed bool) float64 
 	}
 	return q.moved * (elements * (reads*wide + sides*q.bytes))
 }
+
+// Slower is how many times as long as cuDNN's flash attention of our own takes, by a model.
+func (s *Selector) Slower(head, value int) (forward, backward float64) {
+	return flash.Slower(head, value, s.SmallTiles())
+}
+
+// SmallTiles tells a GPU without tensor memory, whose kernels sum in registers.
+func (s *Selector) SmallTiles() bool { return s.Arch() == "sm_120" }
 
 // Written is the memory traffic in bytes per score of attention that writes its scores, in a type
 // of elem bytes, as counted in compiled programs (llama3.1-8b on 8 B200, cp 4, in bf16). Forward:

@@ -7,6 +7,7 @@ import (
 
 	"github.com/deepwell/deepwell/hlo"
 	"github.com/deepwell/deepwell/internal/lists"
+	"github.com/deepwell/deepwell/kernels/flash"
 	"github.com/deepwell/deepwell/kernels/fused"
 	"github.com/deepwell/deepwell/kernels/rownorm"
 )
@@ -25,7 +26,7 @@ func (c cost) seconds(r Rates) float64 {
 	t := float64(c.bytes) / r.Memory
 	switch {
 	case c.attention:
-		return max(t, float64(c.flops)/r.Attention)
+		return max(t, float64(c.flops)/r.Attention/cmp.Or(c.share, 1))
 	case c.flops > 0:
 		return max(t, float64(c.flops)/r.gemm(c.bits)/cmp.Or(c.share, 1))
 	}
@@ -64,6 +65,12 @@ func costOf(c *hlo.Computation, i *hlo.Instruction) cost {
 		if n, err := rownorm.Parse(i.Spec); err == nil {
 			k.bytes = n.Bytes()
 		}
+	case flash.Is(i.Spec):
+		a, err := flash.Parse(i.Spec)
+		if err != nil {
+			return cost{}
+		}
+		return cost{flops: a.FLOPs(), bytes: a.Bytes(), bits: 16, attention: true, share: a.Share()}
 	case i.Spec != "": // its operands may be stacks, of which it reads one round's part
 		if s, err := fused.ParseSpec(i.Spec); err == nil {
 			k.bytes = s.Bytes()

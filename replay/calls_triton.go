@@ -8,6 +8,7 @@ import (
 	"github.com/deepwell/deepwell/dtype"
 	"github.com/deepwell/deepwell/internal/wire"
 	"github.com/deepwell/deepwell/kernels/expr"
+	"github.com/deepwell/deepwell/kernels/flash"
 	"github.com/deepwell/deepwell/kernels/fused"
 	"github.com/deepwell/deepwell/kernels/rownorm"
 )
@@ -27,6 +28,9 @@ func (w *writer) triton(s *site) (out []*value) {
 	}
 	if rownorm.Is(found[0]) {
 		return w.rowNorm(s, found[0])
+	}
+	if flash.Is(found[0]) {
+		return w.flash(s, found[0])
 	}
 	spec, err := fused.ParseSpec(found[0])
 	operands := spec.Operands()

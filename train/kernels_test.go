@@ -47,7 +47,7 @@ func TestPricesAssumeTheKernelsThatProgramsCall(t *testing.T) {
 		{"qwen2.5-0.5b", "cpu", 4096, ring, dtype.BF16, kernels.Plain},
 		{"llama3.2-1b", "h200", 8192, gather, dtype.BF16, kernels.CuDNN},
 		{"phi3-mini", "b200", 4096, plan.CP{Size: 1, Kind: "gather"}, dtype.BF16, kernels.CuDNN},   // heads of 96
-		{"gemma2-2b", "b200", 4096, plan.CP{Size: 1, Kind: "gather"}, dtype.BF16, kernels.Plain},   // a soft cap
+		{"gemma2-2b", "b200", 4096, plan.CP{Size: 1, Kind: "gather"}, dtype.BF16, kernels.Triton},  // a soft cap
 		{"gemma3-270m", "b200", 4096, plan.CP{Size: 1, Kind: "gather"}, dtype.BF16, kernels.CuDNN}, // windows
 		{"gemma3-270m", "b200", 4096, ring, dtype.BF16, kernels.CuDNN},
 		{"mistral-7b-v0.1", "b200", 8192, ring, dtype.BF16, kernels.Plain},

@@ -12,6 +12,7 @@ import (
 	"errors"
 	"flag"
 	"fmt"
+	"math"
 	"os"
 	"os/exec"
 	"path/filepath"
@@ -22,6 +23,7 @@ import (
 
 	"github.com/deepwell/deepwell/dtype"
 	"github.com/deepwell/deepwell/engine"
+	"github.com/deepwell/deepwell/kernels/flash"
 	"github.com/deepwell/deepwell/kernels/fused"
 	"github.com/deepwell/deepwell/kernels/rownorm"
 	"github.com/deepwell/deepwell/kernels/triton"
@@ -168,7 +170,38 @@ func kernels() (list []kernel) {
 	list = append(list,
 		kernel{"loss", 0,
 			func(string) (*triton.Kernel, error) { return fused.Loss{Rows: rows, Cols: 128256}.Kernel() }})
-	return append(list, grouped()...)
+	return append(append(list, grouped()...), attention()...)
+}
+
+// attention are the kernels of Gemma 2's heads, with their soft cap, and of heads that cuDNN has no
+// call for: DeepSeek-V3's on rtx6000pro, and others.
+func attention() (list []kernel) {
+	for _, c := range []struct {
+		name string
+		a    flash.Attention
+	}{
+		{"softcap 256", flash.Attention{Heads: 16, KVHeads: 8, Head: 256, Value: 256, SoftCap: 50}},
+		{"softcap 128 window", flash.Attention{Heads: 32, KVHeads: 16, Head: 128, Value: 128,
+			SoftCap: 50, Window: 4096}},
+		{"softcap 256 documents", flash.Attention{Heads: 16, KVHeads: 8, Head: 256, Value: 256,
+			SoftCap: 50, Window: 4096, Documents: true}},
+		{"256", flash.Attention{Heads: 16, KVHeads: 16, Head: 256, Value: 256}},
+		{"192 values 128", flash.Attention{Heads: 128, KVHeads: 128, Head: 192, Value: 128}},
+		{"160", flash.Attention{Heads: 32, KVHeads: 8, Head: 160, Value: 160}},
+		{"20", flash.Attention{Heads: 12, KVHeads: 12, Head: 20, Value: 20}},
+	} {
+		for _, part := range []flash.Part{flash.Forward, flash.DQ, flash.DKV} {
+			a := c.a
+			a.Part, a.Batch, a.Seq, a.Keys, a.Causal = part, 1, 8192, 8192, true
+			a.Scale = 1 / math.Sqrt(float64(a.Head))
+			list = append(list, kernel{fmt.Sprintf("attention %s %s", part, c.name), 0,
+				func(gpu string) (*triton.Kernel, error) {
+					a.Small = gpu == "rtx6000pro"
+					return a.Kernel()
+				}})
+		}
+	}
+	return list
 }
 
 // norms are norms of rows and their gradients: alone, in a loop over layers, of rows as long as

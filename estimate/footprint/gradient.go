@@ -311,13 +311,13 @@ func (g *gradient) expertSet(weights int64) int64 {
 
 func (g *gradient) sharded() bool { return g.w.sharded }
 
-// plain reports whether some layer's attention does not use cuDNN.
+// plain reports whether some layer's attention writes its scores.
 func (g *gradient) plain() bool {
 	p := g.p
 	a := kernels.Planned(p.config.Facts(), p.windowed, g.plan.Types.Params, g.plan.CP, g.plan.Seq,
 		g.plan.PlainAttention())
 	kernel, _ := p.set.Attention(a)
-	return kernel != kernels.CuDNN
+	return !kernels.Flash(kernel)
 }
 
 // gatheredKeys is what cuDNN's attention to gathered keys (context parallelism) has beside queries

@@ -12,6 +12,7 @@ import (
 	"github.com/deepwell/deepwell/dtype"
 	"github.com/deepwell/deepwell/engine"
 	"github.com/deepwell/deepwell/kernels/expr"
+	"github.com/deepwell/deepwell/kernels/flash"
 	"github.com/deepwell/deepwell/kernels/fused"
 	"github.com/deepwell/deepwell/kernels/rownorm"
 	"github.com/deepwell/deepwell/kernels/triton"
@@ -23,6 +24,19 @@ import (
 // float32, which moves a bfloat16 in about 10,000 to its neighbour, and one of 16 of those to
 // another code, by up to an eighth: 3e-4. A wrong index, mask or scale is beyond 0.05.
 const Limit = 2e-3
+
+// attentionLimit is the limit of flash attention: probabilities and their gradients are rounded to
+// bfloat16 before GEMMs, and the host's are other numbers, not divided by their sum or not
+// rounded: 2e-3 to 4e-3 (kernels/flash has it by the interpreter). Planted errors are beyond 0.05.
+const attentionLimit = 8e-3
+
+// LimitOf is the limit of a kernel.
+func LimitOf(text string) float64 {
+	if flash.Is(text) {
+		return attentionLimit
+	}
+	return Limit
+}
 
 // Small gives a specification of a smaller matrix, whose last tiles are as full: the kernel
 // has the same text but for its sizes.
@@ -55,6 +69,9 @@ func Compare(ctx context.Context, e *engine.Engine, text string, seed uint64) (a
 	}
 	if rownorm.Is(text) {
 		return compareNorm(ctx, e, text, seed)
+	}
+	if flash.Is(text) {
+		return compareAttention(ctx, e, text, seed)
 	}
 	s, err := fused.ParseSpec(text)
 	if err != nil {

@@ -4,7 +4,6 @@ import (
 	"context"
 	"encoding/binary"
 	"fmt"
-	"math"
 	"math/rand/v2"
 	"slices"
 
@@ -164,15 +163,8 @@ func drawGroup(g fused.Group, r *rand.Rand) (d drawnGroup, err error) {
 // apart gives how far a result is from the plain form.
 func (d drawnGroup) apart(k *triton.Kernel, got []byte) float64 {
 	elem := k.Args[len(k.Args)-1].Elem
-	var have, want []float32
-	for at := 0; at < len(got); at += elem.Bits() / 8 {
-		if elem == triton.F32 {
-			have = append(have, math.Float32frombits(binary.LittleEndian.Uint32(got[at:])))
-		} else {
-			have = append(have, dtype.F32FromBF16(binary.LittleEndian.Uint16(got[at:])))
-		}
-	}
-	want = make([]float32, d.Experts*d.x.kept*d.w.kept)
+	have := numbersOf(elem, got)
+	want := make([]float32, d.Experts*d.x.kept*d.w.kept)
 	if len(have) != len(want) {
 		return wholly
 	}

@@ -97,9 +97,6 @@ func logSumExp(b *tt.Builder, row tt.Value, cols int) tt.Value {
 	return sums[1].Mul(exp2(sums[0].Sub(top))).Sum(0).Log2().Add(top)
 }
 
-// reciprocal is one instruction, whose error is 1 unit in the last place (PTX ISA, rcp.approx.ftz);
-// a division by Div takes about ten.
-func reciprocal(x tt.Value) tt.Value { return x.Asm("rcp.approx.ftz.f32 $0, $1;", "=f,f") }
+func reciprocal(x tt.Value) tt.Value { return x.FastReciprocal() }
 
-// exp2 is one instruction, whose error is 2^-22.5 (PTX ISA, ex2.approx.ftz.f32).
-func exp2(x tt.Value) tt.Value { return x.Asm("ex2.approx.ftz.f32 $0, $1;", "=f,f") }
+func exp2(x tt.Value) tt.Value { return x.FastExp2() }

@@ -9,6 +9,7 @@ import (
 	"github.com/deepwell/deepwell/dtype"
 	"github.com/deepwell/deepwell/hlo"
 	"github.com/deepwell/deepwell/kernels"
+	"github.com/deepwell/deepwell/kernels/flash"
 	"github.com/deepwell/deepwell/kernels/fused"
 	"github.com/deepwell/deepwell/kernels/rownorm"
 	"github.com/deepwell/deepwell/lower/stablehlo"
@@ -63,6 +64,9 @@ func (m maker) row(k overlap.Kernel) Row {
 			r.Kernel, r.Shape = "loss in place", fmt.Sprintf("%d×%d", l.Rows, l.Cols)
 		} else if norm, err := rownorm.Parse(k.Spec); err == nil {
 			r.Kernel, r.Shape = norm.Key(), fmt.Sprintf("%d×%d", norm.Rows, norm.Cols)
+		} else if a, err := flash.Parse(k.Spec); err == nil {
+			r.Kernel = "flash " + string(a.Part)
+			r.Shape = fmt.Sprintf("%d×%d×%d×%d", a.Batch, a.Heads, a.Seq, a.Head)
 		} else if s, err := fused.ParseSpec(k.Spec); err == nil {
 			r.own(s, n)
 		}

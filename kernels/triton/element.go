@@ -258,6 +258,13 @@ func (v Value) Sqrt() Value { return v.math("sqrt") }
 // Abs is the magnitude of floats.
 func (v Value) Abs() Value { return v.math("absf") }
 
+// FastExp2 is Exp2 in one instruction, whose error is 2^-22.5 (PTX ISA, ex2.approx.ftz.f32).
+func (v Value) FastExp2() Value { return v.Asm("ex2.approx.ftz.f32 $0, $1;", "=f,f") }
+
+// FastReciprocal is 1 / v in one instruction, whose error is 1 unit in the last place (PTX ISA,
+// rcp.approx.ftz); a division by Div takes about ten.
+func (v Value) FastReciprocal() Value { return v.Asm("rcp.approx.ftz.f32 $0, $1;", "=f,f") }
+
 // Asm is inline PTX with the result $0 and the operands $1 and on, for one element at a time. All
 // operands have one shape, and the result has their type.
 func (v Value) Asm(ptx, constraints string, more ...Value) Value {

@@ -11,7 +11,7 @@ import (
 // Kernels lists the kernels of XLA:GPU, by file. A new kernel is a row in the file of its kind.
 func Kernels() []stablehlo.Kernel {
 	return slices.Concat(attentionKernels(), blockDotKernels(), quantizeKernels(),
-		expertKernels(), groupedKernels(), lossKernels(), normKernels())
+		expertKernels(), groupedKernels(), lossKernels(), normKernels(), flashKernels())
 }
 
 type val = stablehlo.Val
