@@ -19,6 +19,7 @@ import (
 	"github.com/deepwell/deepwell/internal/plantest"
 	"github.com/deepwell/deepwell/internal/slowtest"
 	"github.com/deepwell/deepwell/internal/softgpu"
+	"github.com/deepwell/deepwell/kernels/rownorm"
 	"github.com/deepwell/deepwell/optim"
 	"github.com/deepwell/deepwell/plan"
 	"github.com/deepwell/deepwell/schedule"
@@ -240,6 +241,76 @@ func compareGPUs(t *testing.T, run gpuRun, p *parity, got, want *history) {
 				[]string{"losses", "late losses", "gradients", "parameters"}[i], x, bounds[i])
 		}
 	}
+}
+
+// Bounds of five steps in bf16 with kernels of our own. Losses may be half a unit in the last place
+// of bfloat16, 2^-10, from those without them. The first gradients may be as far from float32 as
+// the gradients without them, and half of that more, since both round as often but not alike: a
+// kernel rounds a sum of gradients once, XLA after each term; and they may be apart as two that are
+// wrong by chance. A gradient that lacks the residual's is off by 0.6.
+const ownLoss, ownGrad = 1e-3, 1.5
+
+// Five steps in bf16 with the kernels of our own that the software GPU runs give what the programs
+// without them do.
+func TestOwnKernelsTrainAsXLAs(t *testing.T) {
+	slowtest.Only(t)
+	if !softgpu.Child(t, softgpu.Options{GPUs: 1, Memory: 64 << 20}) {
+		return
+	}
+	e, err := engine.Open(t.Context(), "cuda13", engine.Options{Cache: cache})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer e.Close()
+	for _, name := range []string{"llama", "qwen3"} {
+		train := func(bf16, without bool) *history {
+			p := parities(e)[name]
+			p.arch, p.steps, p.bf16, p.without = "sm_100", gpuSteps, bf16, without
+			h, err := p.run(t.Context(), p.plan(plantest.Row{Name: "one", Apply: func(*plan.Plan) {}}),
+				Options{Locked: true})
+			if err != nil {
+				t.Fatal(err)
+			}
+			norms := map[string]bool{}
+			for _, text := range p.specs {
+				if n, err := rownorm.Parse(text); err == nil {
+					norms[n.Key()] = true
+				}
+			}
+			if len(h.Losses) != gpuSteps || without == (len(norms) == 2) || without && len(p.specs) > 0 {
+				t.Errorf("%s, without %v: %d steps with the kernels %v", name, without, len(h.Losses), p.specs)
+			}
+			return h
+		}
+		exact, own, plain := train(false, true), train(true, false), train(true, true)
+		a, b := apartFrom(exact, own), apartFrom(exact, plain)
+		both := apartFrom(plain, own)
+		t.Logf("%s: losses and gradients are %.1e and %.1e from float32, without own kernels %.1e and "+
+			"%.1e; apart %.1e and %.1e", name, a[0], a[1], b[0], b[1], both[0], both[1])
+		if !(both[0] <= ownLoss) || !(a[1] <= ownGrad*b[1]) ||
+			!(both[1] <= ownGrad*math.Hypot(a[1], b[1])) {
+			t.Errorf("%s: losses are %.2g apart, gradients %.2g; from float32 %.2g, without own kernels %.2g",
+				name, both[0], both[1], a[1], b[1])
+		}
+	}
+}
+
+// apartFrom is how far the losses of runs, and all gradients of the first step, are apart.
+func apartFrom(want, got *history) (apart [2]float64) {
+	var off, all float64
+	add := func(g, w []float64) {
+		for i, v := range w {
+			off, all = off+(g[i]-v)*(g[i]-v), all+v*v
+		}
+	}
+	add(append([]float64{got.Eval}, got.Losses...), append([]float64{want.Eval}, want.Losses...))
+	apart[0] = math.Sqrt(off / all)
+	off, all = 0, 0
+	for name, w := range want.Grads {
+		add(got.Grads[name], w)
+	}
+	apart[1] = math.Sqrt(off / all)
+	return apart
 }
 
 // numbersThatAreNotFinite trains with a loss that is NaN in the second step, and infinite in the

@@ -22,6 +22,8 @@ import (
 	"github.com/deepwell/deepwell/internal/plantest"
 	"github.com/deepwell/deepwell/internal/slowtest"
 	"github.com/deepwell/deepwell/ir"
+	"github.com/deepwell/deepwell/kernels"
+	"github.com/deepwell/deepwell/kernels/fused"
 	"github.com/deepwell/deepwell/model"
 	"github.com/deepwell/deepwell/optim"
 	"github.com/deepwell/deepwell/plan"
@@ -66,6 +68,8 @@ type parity struct {
 	arch      string   // of programs; "" is "cpu"
 	steps     int      // 0 means paritySteps
 	bf16      bool     // computes in bf16, with plain attention
+	without   bool     // programs have no kernels of our own
+	specs     []string // of kernels of our own in the programs, if there is a run
 	capacity  float64  // of experts
 	climbed   int      // runs that needed more slots for experts
 	busy      bool     // every token chooses expert 0
@@ -165,9 +169,12 @@ func (p *parity) start(ctx context.Context, how *plan.Plan, s plantest.Size,
 			Format: dtype.Format(p.quantized)}}
 	}
 	w, err := step.Build(step.Spec{Model: p.config, Recipe: r, Arch: cmp.Or(p.arch, "cpu"), Plan: how,
-		Policy: policy, Optimizer: p.optimizer})
+		Policy: policy, Optimizer: p.optimizer, Kernels: kernels.Options{Without: p.without}})
 	if err != nil {
 		return nil, err
+	}
+	for _, one := range w.List {
+		p.specs = append(p.specs, fused.SpecsIn(one.Module.Text)...)
 	}
 	if p.hasty {
 		hasty(w)
