@@ -245,7 +245,7 @@ func compareGPUs(t *testing.T, run gpuRun, p *parity, got, want *history) {
 
 // Bounds of five steps in bf16 with kernels of our own. Losses may be half a unit in the last place
 // of bfloat16, 2^-10, from those without them. The first gradients may be as far from float32 as
-// the gradients without them, and half of that more, since both round as often but not alike: a
+// the gradients without them, and half of that more, since both round equally many times, not alike: a
 // kernel rounds a sum of gradients once, XLA after each term; and they may be apart as two that are
 // wrong by chance. A gradient that lacks the residual's is off by 0.6.
 const ownLoss, ownGrad = 1e-3, 1.5
