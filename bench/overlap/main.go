@@ -16,6 +16,7 @@ import (
 	"github.com/deepwell/deepwell/capture"
 	"github.com/deepwell/deepwell/hlo"
 	"github.com/deepwell/deepwell/internal/pjrt"
+	"github.com/deepwell/deepwell/kernels"
 	"github.com/deepwell/deepwell/machine"
 	"github.com/deepwell/deepwell/overlap"
 	"github.com/deepwell/deepwell/plan"
@@ -141,7 +142,7 @@ func write(path string) (*program.Module, machine.Cluster, error) {
 	}
 	defer func() { _ = m.Close() }()
 	w, err := step.Build(step.Spec{Model: m.Config, Recipe: step.RecipeOf(p), Arch: cluster.GPU.Arch,
-		Plan: p})
+		Plan: p, Kernels: kernels.Options{Named: true}})
 	if err != nil {
 		return nil, none, err
 	}
