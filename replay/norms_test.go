@@ -25,6 +25,8 @@ var normPrograms = []struct {
 	{"llama", "nvfp4", "fsdp8", 2, 1, 3}, // the last layer's in bf16
 	{"qwen3", "bf16", "fsdp8", 4, 1, 5},  // two are of heads
 	{"gemma2", "bf16", "one", 3, 1, 4},
+	{"deepseek", "bf16", "one", 4, 1, 4},        // two are of 192 and 160 columns, which are no power of two
+	{"llama", "bf16", "fsdp8 offload", 1, 1, 3}, // nothing is saved in stacks
 }
 
 func normProgram(t *testing.T, model, format, plan string) Pair {
