@@ -25,7 +25,8 @@ func normGradients(s *kernels.Selector) func(g *ir.Graph) error {
 				return
 			}
 			norm, _ := NormOf(n.op())
-			why, ok := s.Norms(kernels.Norming{Norm: norm, Elem: n.x.Type.Elem})
+			why, ok := s.Norms(kernels.Norming{Norm: norm, Elem: n.x.Type.Elem,
+				Scattered: kernels.Scattered(n.x.Type)})
 			if !ok {
 				s.Note(kernels.Choice{Kind: SourceKind(NormGrad), Kernel: kernels.Plain, Why: why})
 				return

@@ -51,7 +51,7 @@ func normRows(s *kernels.Selector) func(g *ir.Graph) error {
 					sum.In[0].Type.Equal(sum.In[1].Type) && there(at, x[1], sum) {
 					place = sum
 				}
-				n := kernels.Norming{Elem: x[0].Type.Elem}
+				n := kernels.Norming{Elem: x[0].Type.Elem, Scattered: kernels.Scattered(x[0].Type)}
 				n.Norm, _ = NormOf(asRows(op, place, ""))
 				n.Saved = int64(len(lists.Filter(x[:1:1], saved)) + len(lists.Filter(op.Out, saved)))
 				why, ok := s.Norms(n)

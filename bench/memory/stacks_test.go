@@ -33,7 +33,7 @@ func ofZeros(m *program.Module) *program.Module {
 }
 
 // With zeros in the place of uninitialized stacks XLA:GPU writes each of them once more, before the
-// loop does, and needs as much memory. Gradients are filled in any case: stacks of the backward
+// loop does, and needs as much memory, or 1.5 % more. Gradients are filled in any case: stacks of the backward
 // loop, and the embedding's, to which rows are added. The stage once had 45 % more temp: XLA
 // allocated its stacks before the gathered embedding was free.
 func TestForwardStacksAreNotFilled(t *testing.T) {
@@ -69,7 +69,7 @@ func TestForwardStacksAreNotFilled(t *testing.T) {
 		if fills > fillsOfZeros/10 || fillsOfZeros == 0 {
 			t.Errorf("%s fills %d bytes, and %d with stacks of zeros", m.Name, fills, fillsOfZeros)
 		}
-		if off := temp - tempOfZeros; float64(max(off, -off)) > slack*float64(tempOfZeros) {
+		if float64(temp) > (1+slack)*float64(tempOfZeros) {
 			t.Errorf("temp of %s is %d bytes, and %d with stacks of zeros", m.Name, temp, tempOfZeros)
 		}
 	}
