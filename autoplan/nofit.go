@@ -88,6 +88,9 @@ func (s *searcher) misfit() string {
 		case axis == "tp" && n > int64(max(j.Cluster.GPU.NVLinkDomain, 1)):
 			return fmt.Sprintf("tp %d is more than the %d devices of an NVLink domain", n,
 				max(j.Cluster.GPU.NVLinkDomain, 1))
+		case axis == "cp" && len(j.contexts(1, n)) == 0:
+			return fmt.Sprintf("with cp.kind %s attention of %s would write its scores to memory",
+				j.Fixed["cp.kind"], j.Model)
 		case axis == "cp" && j.Seq%j.chunks(n) != 0:
 			return fmt.Sprintf("sequences of %d tokens cannot be split into %d", j.Seq, j.chunks(n))
 		case axis == "cp" && n > max(1, j.Seq/leastChunk):

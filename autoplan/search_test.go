@@ -601,6 +601,7 @@ func TestCausesAreRight(t *testing.T) {
 		{"llama3.1-70b", "64xgb200", Fixed{"tp": "3"}, "64 heads, 8 KV heads and an MLP of 28672 cannot be sharded over tp 3"},
 		{"llama3.1-70b", "64xgb200", Fixed{"pp": "7"}, "pp 7 does not divide 64 devices"},
 		{"llama3.1-8b", "64xgb200", Fixed{"pp": "64"}, "32 layers cannot be split into 64 stages"},
+		{"gemma2-9b", "8xb200", Fixed{"cp": "2", "cp.kind": "gather"}, "would write its scores to memory"},
 		{"llama3.1-8b", "8xb200", Fixed{"tp": "1", "cp": "1", "pp": "1", "dp": "2", "fsdp": "2"}, "no mesh of 8 devices that deepwell can shard has tp=1,cp=1,pp=1,dp=2,fsdp=2"},
 		{"llama3.1-8b", "8xb200", Fixed{"dp": "8", "microbatch": "128"}, "a batch of 512 sequences does not divide over 8 data-parallel ranks in microbatches of 128"},
 		{"llama3.1-8b", "8xb200", Fixed{"pp": "2", "schedule": "1f1b", "virtual": "2"}, "no pipeline schedule has pp=2,virtual=2,schedule=1f1b"},

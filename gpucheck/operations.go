@@ -119,8 +119,13 @@ func attentions() []operation {
 		{name: "documents", bound: boundAttention, build: documents},
 		{name: "documents, gradient", bound: boundAttentionGrad, grad: true, build: documents},
 		{name: "merged pair", bound: boundAttention, build: mergedPair(1)},
+		{name: "soft cap", bound: boundAttention, build: softCap}, // a kernel of our own
+		{name: "soft cap, gradient", bound: boundAttentionGrad, grad: true, build: softCap},
 	}
 }
+
+// softCap attends with capped scores in a window.
+var softCap = attention(ir.Attention{Causal: true, Window: 48, SoftCap: 2})
 
 // documents attends within documents of 64, 32 and 5 tokens, and of 1 and 26 behind them: long and
 // short ones have calls of their own.
