@@ -68,7 +68,7 @@ func (k *normCall) weight(i int) *value {
 	if k.Shift != 0 {
 		x = k.elementwise("add", x, k.full(typeF32, k.dims[1:], k.Shift))
 	}
-	return k.writer.broadcast(x, k.dims, 1)
+	return k.broadcast(x, k.dims, 1)
 }
 
 // mean is the mean of rows.
@@ -91,8 +91,8 @@ func (k *normCall) norm() (out []*value) {
 	}
 	r := k.inverse(s)
 	if k.Normed {
-		y := k.elementwise("multiply", s, k.writer.broadcast(r, k.dims, 0))
-		y = k.elementwise("multiply", y, k.weight(k.Norm.Operands()-1))
+		y := k.elementwise("multiply", s, k.broadcast(r, k.dims, 0))
+		y = k.elementwise("multiply", y, k.weight(k.Operands()-1))
 		out = append(out, k.convert(y, typeBF16))
 	}
 	if k.Stats {
@@ -106,16 +106,16 @@ func (k *normCall) gradient() []*value {
 	for i := 3; i < 2+k.Grads; i++ {
 		dy = k.elementwise("add", dy, k.matrix(i))
 	}
-	r := k.writer.broadcast(k.inverse(x), k.dims, 0)
+	r := k.broadcast(k.inverse(x), k.dims, 0)
 	h, g := k.elementwise("multiply", x, r), k.elementwise("multiply", dy, k.weight(1))
-	mean := k.writer.broadcast(k.mean(k.elementwise("multiply", g, h)), k.dims, 0)
+	mean := k.broadcast(k.mean(k.elementwise("multiply", g, h)), k.dims, 0)
 	dx := k.elementwise("subtract", g, k.elementwise("multiply", h, mean))
 	dx = k.elementwise("multiply", dx, r)
 	if k.Residual {
 		dx = k.elementwise("add", dx, k.matrix(2+k.Grads))
 	}
 	parts := []int64{int64(k.Parts()), k.dims[1]}
-	dw := k.writer.broadcast(k.reduce(k.elementwise("multiply", dy, h), "add", 0, 0), parts, 1)
+	dw := k.broadcast(k.reduce(k.elementwise("multiply", dy, h), "add", 0, 0), parts, 1)
 	first := k.compare("EQ", k.iota(typeS32, parts, 0), k.fullInt(typeS32, parts, 0))
 	dw = k.choose(first, dw, k.full(typeF32, parts, 0))
 	return []*value{k.convert(dx, typeBF16), dw}

@@ -90,8 +90,10 @@ func drawAttention(a flash.Attention, r *rand.Rand) *drawnAttention {
 
 // sees tells whether a query sees a key.
 func (d *drawnAttention) sees(i, j int) bool {
-	return !(d.Causal && j > i || d.Window > 0 && i-j >= d.Window ||
-		d.Documents && d.documents[i] != d.documents[j])
+	later := d.Causal && j > i
+	far := d.Window > 0 && i-j >= d.Window
+	foreign := d.Documents && d.documents[i] != d.documents[j]
+	return !later && !far && !foreign
 }
 
 func dot(x, y []float32) (sum float64) {
