@@ -125,11 +125,15 @@ func (g *gradient) onGPU() int64 {
 		}
 	}
 	if g.part.last {
-		if g.forward && joint {
+		if g.forward && joint && !g.inPlace() {
 			m.add(logits, atLogits, atLoss)
 		}
 		if g.backward && g.half == both {
-			m.add(logits, atLoss, g.headGrad())
+			from := atLoss
+			if joint && g.inPlace() {
+				from = atLogits
+			}
+			m.add(logits, from, g.headGrad())
 			m.add(whole, atLogits, g.headGrad())
 			m.add(flow*3/2, atLogits, atHead)
 		}
@@ -156,6 +160,9 @@ func (g *gradient) onGPU() int64 {
 	}
 	return m.peak()
 }
+
+// inPlace reports whether a kernel of our own writes the gradient of logits over them.
+func (g *gradient) inPlace() bool { return g.s.elem == 2 && g.s.TP == 1 }
 
 // moved adds buffers in flight with offloaded activations: in forward a layer's and its
 // predecessor's, in backward some of the next layer's; and one layer's gathered weights, because
@@ -207,9 +214,11 @@ func (g *gradient) wgradTemp(factor int64) int64 {
 }
 
 // headGrad is the point at which the head's wgrad runs: after the backward loop, or before it if
-// the loop has no collective that XLA's latency-hiding scheduler could overlap it with.
+// the loop has no collective that XLA's latency-hiding scheduler could overlap it with. A tied
+// table's is accumulated with the embedding's, at the end.
 func (g *gradient) headGrad() int {
-	if g.p.arch == "sm_120" && g.w.gather == "step" {
+	tied := g.onto && g.p.config.Tied
+	if g.p.arch == "sm_120" && g.w.gather == "step" && !tied {
 		return atTable
 	}
 	return atHeadGrad
@@ -370,7 +379,7 @@ func (g *gradient) backwardSet(weights int64) int64 {
 	case g.w.gather != "layer" || !gathers:
 		return max(n+weights/3, scores)
 	case g.p.arch == "sm_120":
-		return max(n, scores) + 5*weights/2
+		return max(n, scores) + 3*weights
 	}
 	return max(n, scores) + 3*weights/2
 }
