@@ -58,5 +58,5 @@ def test_a_call_that_ends_early_ends_its_children(how: signal.Signals,
         wait_for("the end of all children", lambda: not any(map(alive, children)))
     finally:
         caller.kill()
-    assert how == signal.SIGKILL or "KeyboardInterrupt" in error
-    assert "without a save" not in error  # it was asked once
+    assert how == signal.SIGKILL or "KeyboardInterrupt" in error, error
+    assert "without a save" not in error, error  # it was asked once
