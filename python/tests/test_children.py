@@ -11,8 +11,11 @@ import time
 
 import pytest
 
+# A shell's background jobs ignore interrupts, and so would all that tests start there.
+HEAR = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
+
 # Compiling takes seconds, in a child of the program.
-LONG = "import deepwell as dw; dw.compile('llama3.1-8b', hw='1xb200')"
+LONG = f"{HEAR}; import deepwell as dw; dw.compile('llama3.1-8b', hw='1xb200')"
 
 
 def descendants(pid: int) -> set[int]:

@@ -871,6 +871,7 @@ class Children(unittest.TestCase):
             from deepwell import _backend, _child, _runtime
             model = dw.optimize(nn.Linear(64, 64))
             want = model(torch.ones(2, 64)).sum().item()
+            signal.signal(signal.SIGINT, signal.default_int_handler)  # not ignored in a background job
             threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
             try:
                 while True:

@@ -134,8 +134,9 @@ def test_what_is_refused(model: str) -> None:
 
 
 SCRIPT = textwrap.dedent("""
-    import sys, time
+    import signal, sys, time
     sys.path[:0] = {path!r}
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # not ignored in a background job
     import deepwell as dw
     from test_trainer import ADAM, Loader
 
