@@ -12,9 +12,7 @@ import (
 	"github.com/deepwell/deepwell/diag"
 	"github.com/deepwell/deepwell/event"
 	"github.com/deepwell/deepwell/internal/firstuse"
-	"github.com/deepwell/deepwell/kernels/flash"
 	"github.com/deepwell/deepwell/kernels/fused"
-	"github.com/deepwell/deepwell/kernels/rownorm"
 	"github.com/deepwell/deepwell/replay"
 	"github.com/deepwell/deepwell/step"
 )
@@ -71,13 +69,13 @@ func (r *runner) compareKernels(ctx context.Context, open func() (comparer, func
 // withoutKernels is an error if programs call a kernel that was refused.
 func withoutKernels(p *step.Programs, refused []string) error {
 	for _, text := range ownSpecs(p) {
-		key, err := keyOfKernel(text)
+		k, err := kernelOf(text)
 		if err != nil {
 			return err
 		}
-		if slices.Contains(refused, key) {
+		if slices.Contains(refused, k.Key) {
 			return diag.New(diag.Internal, "the kernel %s differs from its plain form, and the programs "+
-				"call it still", key).At("%s", text)
+				"call it still", k.Key).At("%s", text).Try("please report this")
 		}
 	}
 	return nil
@@ -87,23 +85,22 @@ func withoutKernels(p *step.Programs, refused []string) error {
 func (r *runner) differing(ctx context.Context, specs []string, compare comparer) (
 	refused []string, err error) {
 	for _, text := range specs {
-		key, err := keyOfKernel(text)
+		k, err := kernelOf(text)
 		if err != nil {
 			return nil, err
 		}
-		if slices.Contains(refused, key) {
+		if slices.Contains(refused, k.Key) {
 			continue
 		}
 		apart, err := compare(ctx, text)
 		if ctx.Err() != nil {
 			return nil, ctx.Err()
 		}
-		limit := firstuse.LimitOf(text)
-		if err == nil && apart <= limit {
+		if err == nil && apart <= k.Limit {
 			continue
 		}
-		refused = append(refused, key)
-		e := event.KernelDiffers{Kernel: key, Spec: text, Apart: apart, Limit: limit}
+		refused = append(refused, k.Key)
+		e := event.KernelDiffers{Kernel: k.Key, Spec: text, Apart: apart, Limit: k.Limit}
 		if err != nil {
 			e.Why = diag.From(err).What
 		}
@@ -112,26 +109,13 @@ func (r *runner) differing(ctx context.Context, specs []string, compare comparer
 	return refused, nil
 }
 
-// keyOfKernel is the key of a kernel that a program calls.
-func keyOfKernel(text string) (key string, err error) {
-	if g, err := fused.ParseGroup(text); err == nil {
-		return g.Key(), nil
+// kernelOf is a kernel that a program calls.
+func kernelOf(text string) (k firstuse.Kernel, err error) {
+	if k, err = firstuse.Find(text); err != nil {
+		return k, diag.New(diag.Internal, "a program calls a kernel that cannot be compared").
+			At("%s", text).Because("%s", err).Try("please report this")
 	}
-	if l, err := fused.ParseLoss(text); err == nil {
-		return l.Key(), nil
-	}
-	if n, err := rownorm.Parse(text); err == nil {
-		return n.Key(), nil
-	}
-	if a, err := flash.Parse(text); err == nil {
-		return a.Key(), nil
-	}
-	s, err := fused.ParseSpec(text)
-	if err != nil {
-		return "", diag.New(diag.Internal, "a program calls a kernel whose plain form is not known").
-			At("%s", text).Because("%s", err)
-	}
-	return s.Key(), nil
+	return k, nil
 }
 
 // ownSpecs lists the kernels of our own that programs call, each once. Sizes that are compared
@@ -140,17 +124,9 @@ func ownSpecs(p *step.Programs) (list []string) {
 	seen := map[string]bool{}
 	for _, one := range p.List {
 		for _, text := range fused.SpecsIn(one.Module.Text) {
-			key := text
-			if g, err := fused.ParseGroup(text); err == nil {
-				key = firstuse.SmallGroup(g).String()
-			} else if l, err := fused.ParseLoss(text); err == nil {
-				key = firstuse.SmallLoss(l).String()
-			} else if n, err := rownorm.Parse(text); err == nil {
-				key = firstuse.SmallNorm(n).String()
-			} else if a, err := flash.Parse(text); err == nil {
-				key = firstuse.SmallAttention(a).String()
-			} else if s, err := fused.ParseSpec(text); err == nil {
-				key = firstuse.Small(s).String()
+			key := text // of one that is not known, which is an error later
+			if k, err := firstuse.Find(text); err == nil {
+				key = k.Small
 			}
 			if !seen[key] {
 				seen[key] = true

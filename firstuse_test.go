@@ -62,11 +62,11 @@ sources = ["-"]
 	}
 	keys := func() (list []string) {
 		for _, text := range ownSpecs(r.program) {
-			key, err := keyOfKernel(text)
+			k, err := kernelOf(text)
 			if err != nil {
 				t.Fatal(err)
 			}
-			list = append(list, key)
+			list = append(list, k.Key)
 		}
 		return list
 	}
@@ -78,7 +78,7 @@ sources = ["-"]
 	closed := false
 	if err := r.compareKernels(t.Context(), func() (comparer, func()) {
 		return func(_ context.Context, spec string) (float64, error) {
-			switch key, _ := keyOfKernel(spec); key {
+			switch k, _ := kernelOf(spec); k.Key {
 			case swiglu, loss:
 				return 0.3, nil
 			case norm:
@@ -119,11 +119,11 @@ func keyOf(t *testing.T, name string) string {
 // A kernel whose plain form is not known, or that is refused and called still, ends the run.
 func TestRefusedKernelsAreGone(t *testing.T) {
 	t.Parallel()
-	if _, err := keyOfKernel("swigloo bf16"); diag.From(err).Code != diag.Internal {
+	if _, err := kernelOf("swigloo bf16"); diag.From(err).Code != diag.Internal {
 		t.Errorf("got %v", err)
 	}
 	const spec = "grouped bf16 24576x14336x4096 experts=8 filled=17408 weights=keo"
-	key, err := keyOfKernel(spec)
+	k, err := kernelOf(spec)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -131,7 +131,7 @@ func TestRefusedKernelsAreGone(t *testing.T) {
 	if err := withoutKernels(p, nil); err != nil {
 		t.Error(err)
 	}
-	if err := withoutKernels(p, []string{key}); diag.From(err).Code != diag.Internal {
+	if err := withoutKernels(p, []string{k.Key}); diag.From(err).Code != diag.Internal {
 		t.Errorf("got %v", err)
 	}
 }

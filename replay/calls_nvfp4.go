@@ -6,21 +6,21 @@ import (
 	"github.com/deepwell/deepwell/kernels/fused"
 )
 
-// A fourKernel is the call of a kernel of our own that quantizes to NVFP4, or finds the largest
+// A nvfp4Kernel is the call of a kernel of our own that quantizes to NVFP4, or finds the largest
 // magnitudes for it.
-type fourKernel struct {
+type nvfp4Kernel struct {
 	*ownKernel
 	fused.Spec
 	beside []*value // the operands after the expression's
 }
 
-// newFour takes the operands beside an expression's.
-func newFour(k *ownKernel, s fused.Spec) *fourKernel {
-	return &fourKernel{k, s, k.values[len(s.Expr.In):s.Operands()]}
+// newNVFP4 takes the operands beside an expression's.
+func newNVFP4(k *ownKernel, s fused.Spec) *nvfp4Kernel {
+	return &nvfp4Kernel{k, s, k.values[len(s.Expr.In):s.Operands()]}
 }
 
 // results are what the kernel makes of the parts of its source, [batch·rows, cols].
-func (k *fourKernel) results(parts []*value) (out []*value) {
+func (k *nvfp4Kernel) results(parts []*value) (out []*value) {
 	batch, rows, cols := int64(k.Batch), int64(k.Rows), int64(k.Cols)
 	in := k.beside
 	largest := func() *value {
@@ -63,7 +63,7 @@ func (k *fourKernel) results(parts []*value) (out []*value) {
 
 // largest are the bits of the largest magnitude of each matrix, for each program that gives its
 // tile's.
-func (k *fourKernel) largest(y *value) *value {
+func (k *nvfp4Kernel) largest(y *value) *value {
 	batch := y.shape.dims[0]
 	programs := elements(k.shape.results()[0].dims) / batch
 	for _, s := range k.shape.results() {
@@ -89,7 +89,7 @@ func (w *writer) withInt(opcode string, x *value, n int64) *value {
 
 // quantize gives codes and scales of blocks along the last dimension of x [batch, n, m]; draw has
 // random bits for four elements each, [batch, n, m/4], or is nil.
-func (k *fourKernel) quantize(x, amax, draw *value) []*value {
+func (k *nvfp4Kernel) quantize(x, amax, draw *value) []*value {
 	w, dims := k.writer, x.shape.dims
 	blocks := []int64{dims[0], dims[1], dims[2] / 16, 16}
 	scales := blocks[:3]
@@ -122,7 +122,7 @@ func (k *fourKernel) quantize(x, amax, draw *value) []*value {
 }
 
 // perLayer gives each of some elements [batch, ...] its layer's number.
-func (k *fourKernel) perLayer(x *value, dims []int64) *value {
+func (k *nvfp4Kernel) perLayer(x *value, dims []int64) *value {
 	layers := int64(max(k.Layers, 1))
 	spread := []int64{layers, elements(dims) / layers}
 	return k.reshape(k.broadcast(k.reshape(x, layers), spread, 0), dims...)
@@ -130,7 +130,7 @@ func (k *fourKernel) perLayer(x *value, dims []int64) *value {
 
 // e2m1 rounds blocks x times their factors to codes of 4 bits: to the nearest, ties to even, or by
 // random bits.
-func (k *fourKernel) e2m1(x, factor, draw *value) *value {
+func (k *nvfp4Kernel) e2m1(x, factor, draw *value) *value {
 	w, dims := k.writer, x.shape.dims
 	number := func(v float64) *value { return w.full(typeF32, dims, v) }
 	v := w.elementwise("multiply", w.elementwise("abs", x), factor)
@@ -160,7 +160,7 @@ func (k *fourKernel) e2m1(x, factor, draw *value) *value {
 
 // bytes gives each of four elements its 8 of 32 random bits: from the lowest, bits 0, 16, 8 and 24
 // on.
-func (k *fourKernel) bytes(draw *value) *value {
+func (k *nvfp4Kernel) bytes(draw *value) *value {
 	w := k.writer
 	dims := append(append([]int64{}, draw.shape.dims...), 4)
 	last := int64(len(dims) - 1)
@@ -176,7 +176,7 @@ func (k *fourKernel) bytes(draw *value) *value {
 }
 
 // pairs packs two codes to a byte, the first in the lower half: [batch·n, m/2].
-func (k *fourKernel) pairs(codes *value, dims []int64) *value {
+func (k *nvfp4Kernel) pairs(codes *value, dims []int64) *value {
 	w := k.writer
 	two := w.reshape(codes, dims[0]*dims[1], dims[2]/2, 2)
 	shift := w.withInt("shift-left", w.iota(typeU32, two.shape.dims, 2), 2)
@@ -186,7 +186,7 @@ func (k *fourKernel) pairs(codes *value, dims []int64) *value {
 
 // draw hashes the random bits of one orientation of a part, or gives nil where it is rounded to the
 // nearest.
-func (k *fourKernel) draw(part, way int) *value {
+func (k *nvfp4Kernel) draw(part, way int) *value {
 	if !k.Stochastic[way] {
 		return nil
 	}

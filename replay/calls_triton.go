@@ -55,7 +55,7 @@ func (w *writer) triton(s *site) (out []*value) {
 		parts[i] = w.convert(y, typeBF16)
 	}
 	if spec.Format == dtype.NVFP4 {
-		out = newFour(k, spec).results(parts)
+		out = newNVFP4(k, spec).results(parts)
 	} else {
 		out = w.eights(spec, parts)
 	}

@@ -4,6 +4,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/deepwell/deepwell/dtype"
 	"github.com/deepwell/deepwell/ir"
 	"github.com/deepwell/deepwell/kernels"
 	"github.com/deepwell/deepwell/plan"
@@ -161,8 +162,15 @@ func (g *gradient) onGPU() int64 {
 	return m.peak()
 }
 
-// inPlace reports whether a kernel of our own writes the gradient of logits over them.
-func (g *gradient) inPlace() bool { return g.s.elem == 2 && g.s.TP == 1 }
+// inPlace reports whether a kernel of our own writes the gradient of logits over them. The gradient
+// of capped logits reads them, too.
+func (g *gradient) inPlace() bool {
+	elem, _ := g.p.set.Types(g.s.Params)
+	_, ok := g.p.set.Losses(kernels.Loss{Rows: g.s.logits / (g.s.elem * max(g.s.vocab, 1)),
+		Cols: g.s.vocab, Elem: elem, Labels: dtype.S32, Sharded: g.s.TP > 1,
+		Others: g.p.config.LogitCap > 0})
+	return ok
+}
 
 // moved adds buffers in flight with offloaded activations: in forward a layer's and its
 // predecessor's, in backward some of the next layer's; and one layer's gathered weights, because

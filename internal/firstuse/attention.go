@@ -30,13 +30,8 @@ func SmallAttention(a flash.Attention) flash.Attention {
 }
 
 // compareAttention is [Compare] of an attention.
-func compareAttention(ctx context.Context, e *engine.Engine, text string, seed uint64) (
+func compareAttention(ctx context.Context, e *engine.Engine, a flash.Attention, seed uint64) (
 	apart float64, err error) {
-	a, err := flash.Parse(text)
-	if err != nil {
-		return 0, err
-	}
-	a = SmallAttention(a)
 	k, err := a.Kernel()
 	if err != nil {
 		return 0, err

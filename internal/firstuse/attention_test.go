@@ -48,8 +48,8 @@ func TestPlainFormsOfAttention(t *testing.T) {
 		k.Text = wrong
 		far := apart()
 		t.Logf("%s: %.3g, wrong %.3g", c.text, right, far)
-		if right > LimitOf(c.text) || far <= 4*LimitOf(c.text) {
-			t.Errorf("%s: %.3g, wrong %.3g of %.3g", c.text, right, far, LimitOf(c.text))
+		if right > attentionLimit || far <= 4*attentionLimit {
+			t.Errorf("%s: %.3g, wrong %.3g of %.3g", c.text, right, far, attentionLimit)
 		}
 	}
 }

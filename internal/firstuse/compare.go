@@ -12,9 +12,7 @@ import (
 	"github.com/deepwell/deepwell/dtype"
 	"github.com/deepwell/deepwell/engine"
 	"github.com/deepwell/deepwell/kernels/expr"
-	"github.com/deepwell/deepwell/kernels/flash"
 	"github.com/deepwell/deepwell/kernels/fused"
-	"github.com/deepwell/deepwell/kernels/rownorm"
 	"github.com/deepwell/deepwell/kernels/triton"
 	"github.com/deepwell/deepwell/program"
 )
@@ -29,14 +27,6 @@ const Limit = 2e-3
 // bfloat16 before GEMMs, and the host's are other numbers, not divided by their sum or not
 // rounded: 2e-3 to 4e-3 (kernels/flash has it by the interpreter). Planted errors are beyond 0.05.
 const attentionLimit = 8e-3
-
-// LimitOf is the limit of a kernel.
-func LimitOf(text string) float64 {
-	if flash.Is(text) {
-		return attentionLimit
-	}
-	return Limit
-}
 
 // Small gives a specification of a smaller matrix, whose last tiles are as full: the kernel
 // has the same text but for its sizes.
@@ -61,23 +51,16 @@ func Small(s fused.Spec) fused.Spec {
 // nothing, only quantizes, is wrong unless its bytes are equal.
 func Compare(ctx context.Context, e *engine.Engine, text string, seed uint64) (apart float64,
 	err error) {
-	if fused.IsGroup(text) {
-		return compareGroup(ctx, e, text, seed)
-	}
-	if l, err := fused.ParseLoss(text); err == nil {
-		return compareLoss(ctx, e, SmallLoss(l), seed)
-	}
-	if rownorm.Is(text) {
-		return compareNorm(ctx, e, text, seed)
-	}
-	if flash.Is(text) {
-		return compareAttention(ctx, e, text, seed)
-	}
-	s, err := fused.ParseSpec(text)
+	k, err := Find(text)
 	if err != nil {
 		return 0, err
 	}
-	s = Small(s)
+	return k.compare(ctx, e, seed)
+}
+
+// compareSpec is [Compare] of a quantization.
+func compareSpec(ctx context.Context, e *engine.Engine, s fused.Spec, seed uint64) (apart float64,
+	err error) {
 	k, err := s.Kernel()
 	if err != nil {
 		return 0, err

@@ -31,13 +31,8 @@ func SmallGroup(g fused.Group) fused.Group {
 }
 
 // compareGroup is [Compare] of a grouped GEMM.
-func compareGroup(ctx context.Context, e *engine.Engine, text string, seed uint64) (apart float64,
+func compareGroup(ctx context.Context, e *engine.Engine, g fused.Group, seed uint64) (apart float64,
 	err error) {
-	g, err := fused.ParseGroup(text)
-	if err != nil {
-		return 0, err
-	}
-	g = SmallGroup(g)
 	k, err := g.Kernel()
 	if err != nil {
 		return 0, err

@@ -14,9 +14,8 @@ import (
 
 // SmallLoss gives a smaller loss: fewer rows, whose last chunk of columns is as full.
 func SmallLoss(l fused.Loss) fused.Loss {
-	const chunk = 8192 // of columns that the kernel reads at once
-	if l.Cols > 2*chunk {
-		l.Cols = chunk + l.Cols%chunk
+	if l.Cols > 2*fused.LogitChunk {
+		l.Cols = fused.LogitChunk + l.Cols%fused.LogitChunk
 	}
 	l.Rows = min(l.Rows, 6)
 	return l
@@ -80,16 +79,8 @@ func drawLoss(l fused.Loss, r *rand.Rand) (d drawnLoss) {
 // apart is how far results are from what they must be.
 func (d drawnLoss) apart(k *triton.Kernel, got [][]byte) (apart float64) {
 	for i, b := range got {
-		a := k.Args[len(d.operands)+i]
-		var values []float32
-		for at := 0; at < len(b); at += a.Elem.Bits() / 8 {
-			if a.Elem == triton.BF16 {
-				values = append(values, dtype.F32FromBF16(binary.LittleEndian.Uint16(b[at:])))
-			} else {
-				values = append(values, math.Float32frombits(binary.LittleEndian.Uint32(b[at:])))
-			}
-		}
-		apart = max(apart, distance(values, d.want[i]))
+		elem := k.Args[len(d.operands)+i].Elem
+		apart = max(apart, distance(numbersOf(elem, b), d.want[i]))
 	}
 	return apart
 }

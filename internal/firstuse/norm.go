@@ -24,13 +24,8 @@ func SmallNorm(n rownorm.Norm) rownorm.Norm {
 }
 
 // compareNorm is [Compare] of a norm of rows or of its gradient.
-func compareNorm(ctx context.Context, e *engine.Engine, text string, seed uint64) (apart float64,
-	err error) {
-	n, err := rownorm.Parse(text)
-	if err != nil {
-		return 0, err
-	}
-	n = SmallNorm(n)
+func compareNorm(ctx context.Context, e *engine.Engine, n rownorm.Norm, seed uint64) (
+	apart float64, err error) {
 	k, err := n.Kernel()
 	if err != nil {
 		return 0, err

@@ -16,7 +16,7 @@ type Loss struct{ Rows, Cols int }
 // numbers and a sum of exponentials less that, since one comparison for 8 exponentials is cheaper
 // than one each (reference/triton_kernels.md, xent2).
 const (
-	logitChunk  = 8192
+	LogitChunk  = 8192
 	logitThread = 8
 	logitWarps  = 16
 )
@@ -63,9 +63,9 @@ func (l Loss) Kernel() (*tt.Kernel, error) {
 	loss := lse.Mul(math.Ln2).Sub(at).Select(label.Is("ge", 0), 0.0)
 	b.Store(v[3].At(n), loss)
 	b.Store(v[4].At(n), lse.Mul(math.Ln2))
-	b.For(n.Const(0), n.Const(cols), n.Const(logitChunk), nil,
+	b.For(n.Const(0), n.Const(cols), n.Const(LogitChunk), nil,
 		func(i tt.Value, _ []tt.Value) []tt.Value {
-			col := i.Add(b.Range(logitChunk))
+			col := i.Add(b.Range(LogitChunk))
 			x := b.LoadIf(col.Is("lt", cols), row.At(col), 0).To(tt.F32)
 			p := exp2(x.Mul(math.Log2E).Sub(lse))
 			g := p.Sub(p.Const(1.0).Select(col.Is("eq", label), 0.0)).Mul(d)
@@ -81,13 +81,13 @@ func (l Loss) Kernel() (*tt.Kernel, error) {
 
 // logSumExp is the logarithm, to base 2, of the sum of a row's exponentials.
 func logSumExp(b *tt.Builder, row tt.Value, cols int) tt.Value {
-	parts, log2e := logitChunk/logitThread, math.Log2E
+	parts, log2e := LogitChunk/logitThread, math.Log2E
 	least := b.Full(-1e30, tt.F32, parts) // finite: the difference of two infinities is a NaN
 	zero := b.Program(0).Const(0)
-	sums := b.For(zero, zero.Const(cols), zero.Const(logitChunk),
+	sums := b.For(zero, zero.Const(cols), zero.Const(LogitChunk),
 		[]tt.Value{least, b.Full(0.0, tt.F32, parts)},
 		func(i tt.Value, carried []tt.Value) []tt.Value {
-			col := i.Add(b.Range(logitChunk))
+			col := i.Add(b.Range(LogitChunk))
 			x := b.LoadIf(col.Is("lt", cols), row.At(col), -1e30).To(tt.F32).Reshape(parts, logitThread)
 			top := carried[0].Max(x.Largest(1).Mul(log2e))
 			terms := exp2(x.Mul(log2e).Sub(top.Expand(1))).Sum(1)
