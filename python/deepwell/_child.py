@@ -11,12 +11,10 @@ import collections
 import contextlib
 import ctypes
 import itertools
-import json
 import mmap
 import os
 import signal
 import socket
-import struct
 import subprocess
 import tempfile
 import threading
@@ -24,6 +22,7 @@ import weakref
 from collections.abc import Mapping
 from typing import Any, Protocol
 
+from ._connection import Connection
 from ._program import Error, find
 
 NAME = "deepwell"  # of its memory
@@ -157,21 +156,21 @@ class Child:
         self._lock = threading.RLock()
         self._numbers = itertools.count(1)
         self._blocks = itertools.count(1)
-        self._received = bytearray()
-        self._stale: dict[int, object] = {}  # interrupted requests, with what they still write to
+        self._stale: dict[int, object] = {}  # requests that are not answered, with what they write to
         self._used = 0
         self._idle: collections.OrderedDict[int, _Block] = collections.OrderedDict()
         self._returned: collections.deque[_Block] = collections.deque()  # from finalizers
         self._unmap: list[_Block] = []  # which the child may still use until it has answered
         self._homes: list[tuple[int, int, Place, weakref.ref[Any]]] = []
         self._log = tempfile.TemporaryFile(prefix="deepwell-")
-        self._socket, theirs = socket.socketpair()
+        ours, theirs = socket.socketpair()
+        self._connection = Connection(ours)
         # Its own process group: Ctrl-C reaches this process only.
         with theirs:
             self._process = subprocess.Popen([find(), "__call", *space.arguments], stdin=theirs.fileno(),
                                              stdout=self._log, stderr=self._log, process_group=0,
                                              env={**os.environ, **space.environment})
-        self._end = weakref.finalize(self, _end, self._process, self._socket, self.pid)
+        self._end = weakref.finalize(self, _end, self._process, ours, self.pid)
         if self.request("hello")["version"] != VERSION:
             raise Error("DW2007", "the program speaks another version of the protocol",
                         fix="install package and program together")
@@ -192,28 +191,30 @@ class Child:
                 raise self._dead
             if self.closed:
                 self.request("close", program=self.closed.popleft())
+            self._space.wait()
             number = next(self._numbers)
-            message = {"n": number, "do": do, **fields}
-            if self.freed:
-                message["free"] = [self.freed.popleft() for _ in range(len(self.freed))]
+            freed = [self.freed.popleft() for _ in range(len(self.freed))]
             leaving, self._unmap = self._unmap, []
+            message = {"n": number, "do": do, **fields}
+            if freed:
+                message["free"] = freed
             if leaving:
                 message["unmap"] = [block.number for block in leaving]
-            self._space.wait()
-            body = json.dumps(message, separators=(",", ":")).encode()
             try:
-                self._send(struct.pack("<I", len(body)) + body, descriptor)
-            except OSError:
+                self._stale[number] = (hold, leaving)
+                self._connection.send(message, descriptor)
+                answer = self._answer(number)
+            except ConnectionError:
                 raise self._ended() from None
-            except BaseException:  # nobody knows how much was sent
-                self._process.kill()
+            except Error:
                 raise
-            self._stale[number] = (hold, leaving)
-            while True:
-                answer = self._receive()
-                self._stale.pop(answer["n"], None)
-                if answer["n"] == number:
-                    break
+            except BaseException:  # as a signal's handler may raise, anywhere
+                if self._connection.begun(message):
+                    self.freed.append(number)  # a call that nobody will hear of
+                else:
+                    self.freed.extend(freed)
+                    self._unmap[:0] = leaving
+                raise
             self.live = answer["live"]
         if failed := answer.get("error"):
             raise Error(**{k: v for k, v in failed.items()
@@ -226,29 +227,16 @@ class Child:
                         fix="call the module there, or optimize it again here; workers of a DataLoader prepare "
                         "batches only")
 
-    def _send(self, data: bytes, descriptor: int | None) -> None:
-        if descriptor is not None:
-            sent = socket.send_fds(self._socket, [data], [descriptor])
-            data = data[sent:]
-        self._socket.sendall(data)
-
-    def _receive(self) -> dict[str, Any]:
-        """Reads one message. What an interrupt leaves unread is read the next time."""
+    def _answer(self, number: int) -> dict[str, Any]:
+        """Waits for an answer; the child answers in order, and interrupted requests as well."""
         while True:
-            have = len(self._received)
-            size = struct.unpack_from("<I", self._received)[0] if have >= 4 else 0
-            if have >= 4 and have >= 4 + size:
-                body = bytes(self._received[4:4 + size])
-                del self._received[:4 + size]
-                answer: dict[str, Any] = json.loads(body)
-                return answer
-            try:
-                more = self._socket.recv(1 << 20)
-            except OSError:
-                more = b""
-            if not more:
+            answer = self._connection.receive()
+            if answer is None:
                 raise self._ended()
-            self._received += more
+            for n in [n for n in self._stale if n <= answer["n"]]:
+                del self._stale[n]
+            if answer["n"] == number:
+                return answer
 
     def _ended(self) -> Error:
         """Finds out how the child ended."""
@@ -305,12 +293,16 @@ class Child:
         return None
 
     def _new(self, size: int) -> _Block:
-        number, chunk = next(self._blocks), self._space.new(size)
+        chunk = self._space.new(size)
+        block = _Block(next(self._blocks), chunk)
         try:
-            self.request("map", block=number, descriptor=chunk.descriptor, **chunk.fields())
+            self.request("map", block=block.number, descriptor=chunk.descriptor, **chunk.fields())
+        except BaseException:
+            self._unmap.append(block)  # which the child may have
+            raise
         finally:
             chunk.opened()
-        return _Block(number, chunk)
+        return block
 
 
 def _rounded(size: int) -> int:
