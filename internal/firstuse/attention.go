@@ -13,11 +13,15 @@ import (
 )
 
 // SmallAttention gives a smaller attention, whose last tiles are as full: of one sequence of up to
-// three tiles, and of one key head. Windows are shorter than that.
+// three tiles, and of one key head. Windows are shorter than that. Where a query sees one key, the
+// gradient of its score is 0 and a difference has no measure: then there is one more to see.
 func SmallAttention(a flash.Attention) flash.Attention {
 	shrunk := func(n int) int {
-		if n > 384 {
+		switch {
+		case n > 384:
 			return 256 + n%128
+		case n == 1:
+			return 129
 		}
 		return n
 	}
@@ -25,6 +29,9 @@ func SmallAttention(a flash.Attention) flash.Attention {
 	a.Seq, a.Keys = shrunk(a.Seq), shrunk(a.Keys)
 	if a.Window > 100 {
 		a.Window = 100
+	}
+	if a.Window == 1 {
+		a.Window = 2
 	}
 	return a
 }
@@ -64,10 +71,15 @@ func drawAttention(a flash.Attention, r *rand.Rand) *drawnAttention {
 	d := &drawnAttention{Attention: a, q: numbers(a.Seq * a.Heads * a.Head),
 		k: numbers(a.Keys * a.Head), v: numbers(a.Keys * a.Value),
 		do: numbers(a.Seq * a.Heads * a.Value)}
-	// Scores of size 4 without the scale of the model, so that the cap and the maximum count.
+	// Scores of size 4 without the scale of the model, so that the cap and the maximum count. They are
+	// at most 4 caps, or nothing would be left of the cap's slope.
+	size := 4.0
+	if a.SoftCap > 0 {
+		size = min(size, 4*a.SoftCap)
+	}
 	for i := range d.q {
 		d.q[i] = dtype.F32FromBF16(dtype.BF16FromF32(d.q[i] *
-			float32(4/(a.Scale*math.Sqrt(float64(a.Head))))))
+			float32(size/(a.Scale*math.Sqrt(float64(a.Head))))))
 	}
 	for i := range a.Seq {
 		d.documents = append(d.documents, int32(i/90))

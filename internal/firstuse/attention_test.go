@@ -18,6 +18,15 @@ func TestPlainFormsOfAttention(t *testing.T) {
 			"arith.cmpi eq", "arith.cmpi ne"},
 		{"attention dkv 2x600x600 heads=16/8 sizes=32/32 scale=0.2 softcap=5 window=0 causal",
 			"dense<1.0e+00>", "dense<1.1e+00>"},
+		// Where a query sees one key, or a cap leaves little of a score, nothing else is wrong.
+		{"attention dq 2x600x600 heads=2/2 sizes=16/16 scale=0.2 softcap=0 window=1 causal",
+			"arith.cmpi sle", "arith.cmpi slt"},
+		{"attention dkv 8x1x1 heads=2/2 sizes=16/16 scale=0.2 softcap=0 window=0 causal",
+			"arith.cmpi sle", "arith.cmpi slt"},
+		{"attention dq 1x200x200 heads=2/2 sizes=16/16 scale=0.2 softcap=0.1 window=0 causal",
+			"arith.cmpi sle", "arith.cmpi slt"},
+		{"attention dq 1x200x200 heads=2/2 sizes=16/16 scale=0.2 softcap=1e+20 window=0 causal",
+			"arith.cmpi sle", "arith.cmpi slt"},
 	} {
 		a, err := flash.Parse(c.text)
 		if err != nil {

@@ -139,6 +139,9 @@ func distance(got, want []float32) float64 {
 		d := float64(got[i]) - float64(w)
 		sum, all = sum+d*d, all+float64(w)*float64(w)
 	}
+	if sum == 0 { // also of zeros
+		return 0
+	}
 	if d := math.Sqrt(sum / all); !math.IsNaN(d) {
 		return d
 	}

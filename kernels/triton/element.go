@@ -12,6 +12,9 @@ func (b *Builder) constant(n any, e Elem, shape []int) Value {
 	var text string
 	switch n := n.(type) {
 	case int:
+		if e == I32 && n != int(int32(n)) {
+			return b.Fail("%d is no i32", n)
+		}
 		text = strconv.Itoa(n)
 		if e.float() {
 			text = strconv.FormatFloat(float64(n), 'e', -1, 32)
@@ -20,12 +23,7 @@ func (b *Builder) constant(n any, e Elem, shape []int) Value {
 		if !e.float() {
 			return b.Fail("%v is no %s", n, e)
 		}
-		if text = strconv.FormatFloat(n, 'e', -1, 64); math.IsInf(n, 0) || math.IsNaN(n) {
-			text = fmt.Sprintf("0x%08X", math.Float32bits(float32(n)))
-		}
-		if e == F32 && !math.IsInf(n, 0) && !math.IsNaN(n) {
-			text = strconv.FormatFloat(n, 'e', -1, 32)
-		}
+		text = floatText(n, e)
 	case bool:
 		text = strconv.FormatBool(n)
 	default:
@@ -50,6 +48,21 @@ func (b *Builder) constant(n any, e Elem, shape []int) Value {
 	}
 	fmt.Fprintf(&b.constants, "    %s = arith.constant %s : %s\n", v.name, text, t)
 	return v
+}
+
+// floatText spells a float. What its type has no number for is an infinity, which MLIR takes as
+// bits, as it takes a NaN.
+func floatText(n float64, e Elem) string {
+	narrow := float32(n)
+	switch odd := math.IsInf(float64(narrow), 0) || math.IsNaN(n); {
+	case odd && e == BF16:
+		return fmt.Sprintf("0x%04X", math.Float32bits(narrow)>>16)
+	case odd:
+		return fmt.Sprintf("0x%08X", math.Float32bits(narrow))
+	case e == F32:
+		return strconv.FormatFloat(n, 'e', -1, 32)
+	}
+	return strconv.FormatFloat(n, 'e', -1, 64)
 }
 
 // decimal gives a float literal the point that MLIR wants: 1e+00 becomes 1.0e+00.

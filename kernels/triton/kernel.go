@@ -2,6 +2,7 @@ package triton
 
 import (
 	"fmt"
+	"math"
 	"slices"
 	"strings"
 )
@@ -31,6 +32,13 @@ func (b *Builder) Kernel(l Launch) (*Kernel, error) {
 	for i, n := range l.Grid {
 		l.Grid[i] = max(n, 1)
 	}
+	if !Launches(l.Grid) {
+		return nil, fmt.Errorf("kernel %s: a grid of %v programs", b.name, l.Grid)
+	}
+	programs := l.Grid[0] * l.Grid[1] * l.Grid[2]
+	if b.scratch > 0 && programs > math.MaxInt32/b.scratch {
+		return nil, fmt.Errorf("kernel %s: descriptors of %v programs", b.name, l.Grid)
+	}
 	l.Stages = max(l.Stages, 1)
 	params := make([]string, len(b.args))
 	for i, a := range b.args {
@@ -40,7 +48,13 @@ func (b *Builder) Kernel(l Launch) (*Kernel, error) {
 		") attributes {noinline = false} {\n" + b.constants.String() + b.body.String() +
 		"    tt.return\n  }\n}\n"
 	return &Kernel{Name: b.name, Text: text, Args: b.args, Launch: l,
-		scratch: b.scratch * l.Grid[0] * l.Grid[1] * l.Grid[2]}, nil
+		scratch: b.scratch * programs}, nil
+}
+
+// Launches tells whether a GPU can run a grid: up to 2³¹−1 programs along x, and 65,535 along y and
+// z (CUDA C++ Programming Guide, technical specifications).
+func Launches(grid [3]int) bool {
+	return grid[0] <= math.MaxInt32 && max(grid[1], grid[2]) <= math.MaxUint16
 }
 
 // Scratch is the bytes of memory that the call needs for descriptors: its last result.
