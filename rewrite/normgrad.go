@@ -41,7 +41,9 @@ func normGradients(s *kernels.Selector) func(g *ir.Graph) error {
 				one := n.op()
 				in := lists.Map(one.In, func(v *ir.Value) *ir.Value { return now(r, v) })
 				out := r.ReplaceWith(op, NormGrad, one.Attrs, in...)
-				r.Substitute(n.weight.Out[0], out[1])
+				if n.weight != nil {
+					r.Substitute(n.weight.Out[0], out[1])
+				}
 				if n.sum == nil {
 					return out[:1]
 				}
@@ -61,7 +63,7 @@ type normGrad struct {
 	grads    []*ir.Value // of the norm's result, which are added
 	residual *ir.Value   // that is added to the result, or nil
 	sum      *ir.Op      // that adds it
-	weight   *ir.Op      // the sum that is the weight's gradient
+	weight   *ir.Op      // the sum that is the weight's gradient; nil if the weight is frozen
 	eps      float64
 	shift    float64
 	dim      string
@@ -71,9 +73,12 @@ type normGrad struct {
 
 // op is the operation that computes it.
 func (n *normGrad) op() *ir.Op {
+	dw := ir.Type{Elem: dtype.F32, Dims: n.w.Type.Dims} // that nobody reads
+	if n.weight != nil {
+		dw = n.weight.Out[0].Type
+	}
 	a := ir.Attrs{}.With("dim", n.dim).With("eps", n.eps).With("shift", n.shift).
-		With(attrGrads, int64(len(n.grads))).With(attrType, n.weight.Out[0].Type.String()).
-		With(attrWhy, n.why)
+		With(attrGrads, int64(len(n.grads))).With(attrType, dw.String()).With(attrWhy, n.why)
 	in := append([]*ir.Value{n.x, n.w}, n.grads...)
 	if n.residual != nil {
 		in, a = append(in, n.residual), a.With(attrResidual, true)
@@ -153,7 +158,7 @@ func (f *gradFinder) find(op *ir.Op) *normGrad {
 	if n.w == nil || n.w.Type.Elem != t.Elem || len(n.w.Type.Dims) != 1 {
 		return nil
 	}
-	if !f.weightOf(n, c, dy, h) || f.at[n.weight] < f.at[op] {
+	if f.weightOf(n, c, dy, h) && f.at[n.weight] < f.at[op] {
 		return nil
 	}
 	n.inside = c.ops
@@ -162,7 +167,8 @@ func (f *gradFinder) find(op *ir.Op) *normGrad {
 	return n
 }
 
-// weightOf finds the weight's gradient, Σ dy·h over all rows.
+// weightOf finds the weight's gradient, Σ dy·h over all rows. A frozen weight has none, and then a
+// result of the kernel is not read.
 func (f *gradFinder) weightOf(n *normGrad, c *chain, dy, h *ir.Op) bool {
 	others := ir.Names(ir.Without(n.x.Type.Dims, n.dim))
 	for _, product := range f.by[h.Out[0]] {

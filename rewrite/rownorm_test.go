@@ -3,6 +3,7 @@ package rewrite
 import (
 	"fmt"
 	"math"
+	"slices"
 	"strings"
 	"testing"
 
@@ -62,7 +63,7 @@ func TestNormsOfRows(t *testing.T) {
 // A kernel of rows is not taken where rows are too long, what is normalized is no bfloat16, the
 // kernel was refused, or another target runs the program.
 func TestNormsThatStay(t *testing.T) {
-	graph := func(elem dtype.DType, cols int64) *ir.Graph {
+	graph := func(elem dtype.DType, cols int64, wrt ...string) *ir.Graph {
 		b, d := ir.NewBuilder("norm"), irtest.D
 		x := b.Input("x", ir.Data, ir.Type{Elem: elem, Dims: []ir.Dim{d("seq", 4096), d("embed", cols)}}, "")
 		w := b.Input("w", ir.Data, ir.Type{Elem: elem, Dims: []ir.Dim{d("embed", cols)}}, "")
@@ -71,7 +72,7 @@ func TestNormsThatStay(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		grad, err := ir.Grad(g, ir.GradPlan{Wrt: []string{"x", "w"}})
+		grad, err := ir.Grad(g, ir.GradPlan{Wrt: wrt})
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -97,7 +98,7 @@ func TestNormsThatStay(t *testing.T) {
 		{kernels.For("sm_100").With(kernels.Options{Refused: []string{"rms_norm_grad"}}), dtype.BF16,
 			256, 1, 0},
 	} {
-		g, err := Apply(graph(c.elem, c.cols), c.s, nil)
+		g, err := Apply(graph(c.elem, c.cols, "x", "w"), c.s, nil)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -107,5 +108,34 @@ func TestNormsThatStay(t *testing.T) {
 			t.Errorf("%s, %s[%d]: %d norms and %d gradients; %v", c.s.Arch(), c.elem, c.cols, rows, grads,
 				c.s.Choices())
 		}
+	}
+}
+
+// Weights that are frozen have no gradient: the kernel is taken, and that result of it is not read.
+func TestNormsOfFrozenWeights(t *testing.T) {
+	grads := func(g *ir.Graph) int {
+		if err := normGradients(kernels.For("sm_100"))(g); err != nil {
+			t.Fatal(err)
+		}
+		return count(g, func(op *ir.Op) bool { return op.Kind == NormGrad })
+	}
+	for _, c := range blocks() {
+		g, want := c.normed(t), grads(c.normed(t)) // none of layer norms
+		for i := len(g.Results) - 1; i >= 0; i-- { // gradients of norms' weights are no results
+			if t := g.Results[i].Type; len(t.Dims) == 1 && t.Dims[0].Name == "embed" {
+				g.Results = slices.Delete(g.Results, i, i+1)
+			}
+		}
+		for left := len(g.Ops) + 1; len(g.Ops) < left; { // and nothing computes them
+			left = len(g.Ops)
+			by := readers(g)
+			g.Ops = slices.DeleteFunc(g.Ops, func(op *ir.Op) bool {
+				return sole(by, op, func(*ir.Op) bool { return false })
+			})
+		}
+		if n := grads(g); n != want {
+			t.Errorf("%s: %d gradients of rows, of %d with trained weights", c.name, n, want)
+		}
+		run(t, g)
 	}
 }
