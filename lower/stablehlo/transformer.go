@@ -247,7 +247,10 @@ func (a *Attention) Visible(scores ir.Type) (all Val) {
 	if a.Op.Attrs.Bool("causal") {
 		also(w.Compare("LE", j, i))
 	}
-	if window > 0 {
+	// A window that is as long as the sequence hides nothing; of a single query XLA:CPU would make
+	// that it hides all.
+	last := t.Size(ir.Seq) + a.QueryOffset
+	if window > 0 && (window < last || len(a.Positions) > 0) {
 		also(w.Compare("GT", j, w.Elementwise("subtract", i, w.Constant(t, float64(window)))))
 	}
 	if all != nil {
