@@ -191,13 +191,29 @@ func (s *Selector) Attends(op *ir.Op) (kernel, why string) {
 	if kernel == CuDNN && !batched {
 		return Plain, fmt.Sprintf("cuDNN wants batch, seq, heads, head, not %v", names)
 	}
-	square := q.Size(ir.Seq) == op.In[1].Type.Size(ir.Keys)
-	masked := a.Causal || a.Window > 0 || a.Documents
-	if kernel == Triton && (!batched || masked && !square) {
-		return Plain, fmt.Sprintf("the kernel of our own wants batch, seq, heads, head, not %v, and, "+
-			"under a mask, as many queries as keys", names)
+	if kernel != Triton {
+		return kernel, why
+	}
+	if !batched {
+		return Plain, fmt.Sprintf("the kernel of our own wants batch, seq, heads, head, not %v", names)
+	}
+	for _, part := range []flash.Part{flash.Forward, flash.DKV} { // dQ has the sizes of the first
+		if err := s.FlashOf(op, part).Check(); err != nil {
+			return Plain, fmt.Sprintf("the kernel of our own does not compute %s", err)
+		}
 	}
 	return kernel, why
+}
+
+// FlashOf describes a kernel of our own of an attention, or of its gradient.
+func (s *Selector) FlashOf(op *ir.Op, part flash.Part) flash.Attention {
+	q, k, v := op.In[0].Type, op.In[1].Type, op.In[2].Type
+	documents, _ := op.MaskArgs()
+	return flash.Attention{Part: part, Batch: int(q.Dims[0].Size), Seq: int(q.Size(ir.Seq)),
+		Keys: int(k.Size(ir.Keys)), Heads: int(q.Size(ir.Heads)), KVHeads: int(k.Size(ir.KVHeads)),
+		Head: int(q.Size(ir.HeadDim)), Value: int(v.Size(ir.HeadDim)), Scale: op.Attrs.Float("scale"),
+		SoftCap: op.Attrs.Float("softcap"), Window: int(op.Attrs.Int("window")),
+		Causal: op.Attrs.Bool("causal"), Documents: len(documents) > 0, Small: s.SmallTiles()}
 }
 
 // withoutCuDNN chooses the kernel of an attention that cuDNN cannot compute, for a reason: flash

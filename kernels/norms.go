@@ -76,8 +76,8 @@ func (s *Selector) Norms(n Norming) (why string, ok bool) {
 		return fmt.Sprintf("rows of %d are more than registers hold: at most %d", n.Cols, widest), false
 	case n.Scattered:
 		return "tp shards several sequences, which collectives want in another order", false
-	case !(n.Eps > 0):
-		return "kernels of rows want an ε above 0", false
+	case n.Sized() != nil:
+		return fmt.Sprintf("kernels of rows do not compute %s", n.Sized()), false
 	case s.Refuses(n.Key()):
 		return "the kernel of rows differs on a GPU of this run from its plain form", false
 	case n.own() >= n.library():

@@ -40,9 +40,9 @@ type Attention struct {
 // masked is the score of a key that a query does not see: far below every real score.
 const masked = -1e30
 
-// check refuses what the kernels do not compute. A query must see a key, itself: so masks are of
+// Check refuses what the kernels do not compute. A query must see a key, itself: so masks are of
 // as many queries as keys.
-func (a Attention) check() error {
+func (a Attention) Check() error {
 	for _, n := range []int{a.Batch, a.Seq, a.Keys, a.Heads, a.KVHeads, a.Head, a.Value} {
 		if n < 1 || n > 1<<24 {
 			return fmt.Errorf("attention of %d", n)
@@ -56,22 +56,24 @@ func (a Attention) check() error {
 		return fmt.Errorf("%d heads share %d", a.Heads, a.KVHeads)
 	case a.Head > MaxHead || a.Value > MaxHead:
 		return fmt.Errorf("heads of %d and %d, more than %d", a.Head, a.Value, MaxHead)
-	case max(a.Seq, a.Keys)*a.Heads*max(a.Head, a.Value) >= 1<<31:
-		return fmt.Errorf("a sequence of %d×%d×%d elements", max(a.Seq, a.Keys), a.Heads, a.Head)
+	case !tt.Launches(a.grid()) || a.Heads/a.KVHeads*ceil(a.Seq, leastChunk) >= 1<<31:
+		return fmt.Errorf("attention of %d sequences of %d with %d heads", a.Batch, a.Seq, a.Heads)
 	case hidden && a.Seq != a.Keys:
 		return fmt.Errorf("a mask of %d queries and %d keys", a.Seq, a.Keys)
-	case a.Window < 0 || a.Window > 1<<30 || !(a.SoftCap >= 0) || !finite(a.SoftCap) ||
-		!finite(a.Scale) || a.Scale == 0:
+	case a.Window < 0 || a.Window > 1<<30 || !(a.SoftCap >= 0) || !finite(a.SoftCap*math.Log2E) ||
+		!finite(a.Scale*math.Log2E) || a.Scale == 0 ||
+		a.SoftCap > 0 && !finite(2*math.Log2E*a.Scale/a.SoftCap):
 		return fmt.Errorf("scale %g, cap %g, window %d", a.Scale, a.SoftCap, a.Window)
 	}
 	return nil
 }
 
-func finite(f float64) bool { return !math.IsNaN(f) && !math.IsInf(f, 0) }
+// finite tells whether a factor is a number of float32.
+func finite(f float64) bool { return math.Abs(f) <= math.MaxFloat32 }
 
 // Kernel prints the kernel.
 func (a Attention) Kernel() (*tt.Kernel, error) {
-	if err := a.check(); err != nil {
+	if err := a.Check(); err != nil {
 		return nil, err
 	}
 	w := a.newWriter()
@@ -84,17 +86,20 @@ func (a Attention) Kernel() (*tt.Kernel, error) {
 		w.keyGrad()
 	}
 	t := a.tiles()
-	own, length := t.queries, a.Seq
-	heads := a.Heads
-	if a.Part == DKV {
-		own, length, heads = t.keys, a.Keys, a.KVHeads
-	}
-	k, err := w.b.Kernel(tt.Launch{Grid: [3]int{ceil(length, own), heads, a.Batch}, Warps: t.warps,
-		Stages: t.stages})
+	k, err := w.b.Kernel(tt.Launch{Grid: a.grid(), Warps: t.warps, Stages: t.stages})
 	if err == nil {
 		k.Spec = a.String()
 	}
 	return k, err
+}
+
+// grid is the programs of the kernel: blocks of queries or of keys, heads and sequences.
+func (a Attention) grid() [3]int {
+	t := a.tiles()
+	if a.Part == DKV {
+		return [3]int{ceil(a.Keys, t.keys), a.KVHeads, a.Batch}
+	}
+	return [3]int{ceil(a.Seq, t.queries), a.Heads, a.Batch}
 }
 
 func ceil(n, by int) int { return (n + by - 1) / by }

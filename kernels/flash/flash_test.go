@@ -44,6 +44,10 @@ var shapes = []flash.Attention{
 		Documents: true},
 	{Batch: 1, Seq: 70, Keys: 143, Heads: 2, KVHeads: 1, Head: 72, Value: 40},
 	{Batch: 1, Seq: 100, Heads: 1, KVHeads: 1, Head: 16, Value: 16, Window: 1, SoftCap: 2},
+	{Batch: 2, Seq: 1, Heads: 1, KVHeads: 1, Head: 16, Value: 16, Causal: true, Window: 3},
+	// Caps that hardly cap: a tanh whose error is a part of 1 would leave nothing of scores.
+	{Batch: 1, Seq: 97, Heads: 2, KVHeads: 1, Head: 40, Value: 40, Causal: true, SoftCap: 1000},
+	{Batch: 1, Seq: 66, Heads: 1, KVHeads: 1, Head: 64, Value: 64, Causal: true, SoftCap: 1e30},
 }
 
 // A problem is an attention with its operands.
@@ -342,6 +346,36 @@ func FuzzParse(f *testing.F) {
 	})
 }
 
+// Where a sequence has more elements than 32 bits count, 64 bits do: 524,288 tokens of 16 heads of
+// 256 have 2^31. A batch is counted by 64 bits in any case.
+func TestLongSequences(t *testing.T) {
+	for _, part := range []flash.Part{flash.Forward, flash.DQ, flash.DKV} {
+		for _, seq := range []int{1<<19 - 128, 1 << 19, 1 << 24} {
+			a := flash.Attention{Part: part, Batch: 3, Seq: seq, Keys: seq, Heads: 16, KVHeads: 16, Head: 256,
+				Value: 256, Scale: 1, Causal: true}
+			k, err := a.Kernel()
+			if err != nil {
+				t.Fatal(err)
+			}
+			offset := "i32"
+			if seq >= 1<<19 {
+				offset = "i64"
+			}
+			n := 0
+			for line := range strings.Lines(k.Text) {
+				if strings.Contains(line, "tt.addptr") && strings.Contains(line, "x256x!tt.ptr<bf16>") {
+					if n++; !strings.HasSuffix(strings.TrimSpace(line), "x256x"+offset+">") {
+						t.Errorf("%s: %s", a, line)
+					}
+				}
+			}
+			if n == 0 {
+				t.Errorf("%s has no pointers to heads", a)
+			}
+		}
+	}
+}
+
 // What the kernels do not compute is refused.
 func TestRefuses(t *testing.T) {
 	good := flash.Attention{Part: flash.Forward, Batch: 1, Seq: 64, Keys: 64, Heads: 2, KVHeads: 1, Head: 64,
@@ -350,14 +384,20 @@ func TestRefuses(t *testing.T) {
 		t.Fatal(err)
 	}
 	for name, change := range map[string]func(*flash.Attention){
-		"part":      func(a *flash.Attention) { a.Part = "dv" },
-		"head":      func(a *flash.Attention) { a.Head = 257 },
-		"group":     func(a *flash.Attention) { a.Heads, a.KVHeads = 4, 3 },
-		"lengths":   func(a *flash.Attention) { a.Keys = 65 },
-		"sequence":  func(a *flash.Attention) { a.Seq, a.Keys = 1<<24, 1<<24 },
-		"scale":     func(a *flash.Attention) { a.Scale = math.NaN() },
-		"cap":       func(a *flash.Attention) { a.SoftCap = -1 },
-		"no values": func(a *flash.Attention) { a.Value = 0 },
+		"part":          func(a *flash.Attention) { a.Part = "dv" },
+		"head":          func(a *flash.Attention) { a.Head = 257 },
+		"heads of keys": func(a *flash.Attention) { a.Heads, a.KVHeads = 4, 3 },
+		"lengths":       func(a *flash.Attention) { a.Keys = 65 },
+		"sequence":      func(a *flash.Attention) { a.Seq, a.Keys = 1<<25, 1<<25 },
+		"batch":         func(a *flash.Attention) { a.Batch = 1 << 16 },
+		"heads":         func(a *flash.Attention) { a.Heads = 1 << 16 },
+		"group":         func(a *flash.Attention) { a.Seq, a.Keys, a.Heads = 1<<24, 1<<24, 1<<14 },
+		"tiny cap":      func(a *flash.Attention) { a.SoftCap = 1e-45 },
+		"huge cap":      func(a *flash.Attention) { a.SoftCap = 3e38 },
+		"huge":          func(a *flash.Attention) { a.Scale = 1e300 },
+		"scale":         func(a *flash.Attention) { a.Scale = math.NaN() },
+		"cap":           func(a *flash.Attention) { a.SoftCap = -1 },
+		"no values":     func(a *flash.Attention) { a.Value = 0 },
 	} {
 		a := good
 		change(&a)

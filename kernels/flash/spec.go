@@ -104,7 +104,7 @@ func Parse(text string) (a Attention, err error) {
 			return a, bad
 		}
 	}
-	if err := a.check(); err != nil {
+	if err := a.Check(); err != nil {
 		return a, err
 	}
 	if a.String() != text {

@@ -3,9 +3,11 @@ package rownorm_test
 import (
 	"bytes"
 	"encoding/binary"
+	"fmt"
 	"math"
 	"math/rand/v2"
 	"slices"
+	"strings"
 	"testing"
 
 	"github.com/deepwell/deepwell/dtype"
@@ -172,6 +174,10 @@ func TestForms(t *testing.T) {
 		"rms_norm_grad 7x64 eps=1e-05 shift=0 grads=4",
 		"rms_norm_grad 7x64 eps=1e-05 shift=0 grads=1 normed",
 		"rms_norm 7x64 eps=0 shift=0 normed",
+		"rms_norm 7x64 eps=1e-39 shift=0 normed", // a GPU may take it for 0
+		"rms_norm 7x64 eps=1e+39 shift=0 normed",
+		"rms_norm 7x64 eps=1e-05 shift=1e+300 normed",
+		"rms_norm 2147483647x64 eps=1e-05 shift=0 normed",
 		"rms_norm 7x64 eps=1e-05 shift=0 added",
 		"rms_norm 7x64 eps=1e-05 shift=0 normed from=0",
 		"rms_norm 7x64 eps=1e-05 shift=0 normed rounds=2 from=1",
@@ -180,6 +186,38 @@ func TestForms(t *testing.T) {
 	} {
 		if n, err := rownorm.Parse(text); err == nil {
 			t.Errorf("%s is taken as %s", text, n)
+		}
+	}
+}
+
+// Elements beyond 2^31 are counted by 64 bits: of a matrix, and of a stack of smaller ones.
+func TestManyElements(t *testing.T) {
+	for text, wide := range map[string]bool{
+		"rms_norm 262143x8192 eps=1e-05 shift=0 added normed":                           false,
+		"rms_norm 262144x8192 eps=1e-05 shift=0 added normed":                           true,
+		"rms_norm_grad 2147479551x128 eps=1e-05 shift=0 grads=1":                        true,
+		"rms_norm 8192x16384 eps=1e-05 shift=0 normed rounds=126 from=0 into=0":         false,
+		"rms_norm_grad 262144x8192 eps=1e-05 shift=0 grads=1 residual rounds=80 from=0": true,
+	} {
+		n, err := rownorm.Parse(text)
+		if err != nil {
+			t.Fatal(err)
+		}
+		k, err := n.Kernel()
+		if err != nil {
+			t.Fatal(err)
+		}
+		for line := range strings.Lines(k.Text) {
+			line = strings.TrimSpace(line)
+			switch {
+			case !strings.Contains(line, "tt.addptr"):
+			case strings.Contains(line, "tensor<1x"+fmt.Sprint(n.Cols)+"x!tt.ptr<bf16>"):
+				if strings.HasSuffix(line, "xi64>") != wide {
+					t.Errorf("%s: %s", text, line)
+				}
+			case strings.Contains(line, ": !tt.ptr<bf16>") && !strings.HasSuffix(line, "i64"): // to a round
+				t.Errorf("%s: %s", text, line)
+			}
 		}
 	}
 }

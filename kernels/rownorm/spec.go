@@ -148,14 +148,33 @@ func (n *Norm) read(word string) bool {
 // most is the dy of one kernel: with more, registers are short.
 const most = 3
 
+// mostRows is how many rows can be counted by 32 bits, with those of a last block that lies partly
+// outside.
+const mostRows = math.MaxInt32 - blockSize
+
+// leastEps is the least ε, the smallest normal number of float32: what is less may be taken for 0,
+// and then a row of zeros is divided by 0.
+const leastEps = 0x1p-126
+
+// Sized tells what is wrong with the sizes of a norm or with its numbers; nil if nothing is.
+func (n Norm) Sized() error {
+	const most = math.MaxFloat32
+	switch {
+	case n.Rows < 1 || n.Cols < 1 || n.Rows > mostRows || n.Cols > Widest(n.Grads > 0):
+		return fmt.Errorf("a norm of %d rows of %d", n.Rows, n.Cols)
+	case !(n.Eps >= leastEps && n.Eps <= most && math.Abs(n.Shift) <= most):
+		return fmt.Errorf("a norm with ε of %v and a shift of %v", n.Eps, n.Shift)
+	}
+	return nil
+}
+
 // check tells what is wrong with a specification.
 func (n Norm) check() error {
+	if err := n.Sized(); err != nil {
+		return err
+	}
 	grad := n.Grads > 0
 	switch {
-	case n.Rows < 1 || n.Cols < 1 || n.Rows > 1<<31 || n.Cols > Widest(grad):
-		return fmt.Errorf("a norm of %d rows of %d", n.Rows, n.Cols)
-	case !(n.Eps > 0) || math.IsInf(n.Eps, 0) || math.IsNaN(n.Shift) || math.IsInf(n.Shift, 0):
-		return fmt.Errorf("a norm with ε of %v and a shift of %v", n.Eps, n.Shift)
 	case n.Grads > most || grad && (n.Added || n.Normed || n.Stats) || !grad && n.Residual:
 		return fmt.Errorf("no norm is %q", n)
 	case !grad && !n.Normed && !n.Stats:

@@ -18,17 +18,6 @@ func flashKernels() []stablehlo.Kernel {
 		row("attention_grad", flashAttentionGrad)}
 }
 
-// flashOf describes a kernel of an operation.
-func (w writer) flashOf(op *ir.Op, part flash.Part) flash.Attention {
-	q, k, v := op.In[0].Type, op.In[1].Type, op.In[2].Type
-	documents, _ := op.MaskArgs()
-	return flash.Attention{Part: part, Batch: int(q.Dims[0].Size), Seq: int(q.Size(ir.Seq)),
-		Keys: int(k.Size(ir.Keys)), Heads: int(q.Size(ir.Heads)), KVHeads: int(k.Size(ir.KVHeads)),
-		Head: int(q.Size(ir.HeadDim)), Value: int(v.Size(ir.HeadDim)), Scale: op.Attrs.Float("scale"),
-		SoftCap: op.Attrs.Float("softcap"), Window: int(op.Attrs.Int("window")),
-		Causal: op.Attrs.Bool("causal"), Documents: len(documents) > 0, Small: w.Target.SmallTiles()}
-}
-
 // flashCall prints the call of a kernel, whose results have the types of the operation's.
 func (w writer) flashCall(a flash.Attention, out []*ir.Value, in []val) []val {
 	k, err := a.Kernel()
@@ -45,7 +34,7 @@ func (w writer) flashCall(a flash.Attention, out []*ir.Value, in []val) []val {
 
 // flashAttention gives O and the log-sum-exp [batch, seq, heads].
 func flashAttention(w writer, op *ir.Op, in []val) []val {
-	return w.flashCall(w.flashOf(op, flash.Forward), op.Out, in)
+	return w.flashCall(w.Target.FlashOf(op, flash.Forward), op.Out, in)
 }
 
 // flashAttentionGrad gives dQ, dK and dV from Q, K, V, O, the log-sum-exp and dO. The sums of
@@ -54,7 +43,7 @@ func flashAttentionGrad(w writer, op *ir.Op, in []val) []val {
 	wide := func(v val) val { return w.Convert(v, dtype.F32) }
 	delta := w.Reduce(w.Elementwise("multiply", wide(in[5]), wide(in[3])), "add", 0, ir.HeadDim)
 	args := append([]val{in[0], in[1], in[2], in[4], delta, in[5]}, in[6:]...)
-	dq := w.flashCall(w.flashOf(op, flash.DQ), op.Out[:1], args)
-	dkv := w.flashCall(w.flashOf(op, flash.DKV), op.Out[1:], args)
+	dq := w.flashCall(w.Target.FlashOf(op, flash.DQ), op.Out[:1], args)
+	dkv := w.flashCall(w.Target.FlashOf(op, flash.DKV), op.Out[1:], args)
 	return []val{dq[0], dkv[0], dkv[1]}
 }
