@@ -50,15 +50,15 @@ func (b *Builder) constant(n any, e Elem, shape []int) Value {
 	return v
 }
 
-// floatText spells a float. What its type has no number for is an infinity, which MLIR takes as
+// floatText spells a float. What is too large for its type is an infinity, which MLIR takes as
 // bits, as it takes a NaN.
 func floatText(n float64, e Elem) string {
-	narrow := float32(n)
-	switch odd := math.IsInf(float64(narrow), 0) || math.IsNaN(n); {
+	f := float32(n)
+	switch odd := math.IsInf(float64(f), 0) || math.IsNaN(n); {
 	case odd && e == BF16:
-		return fmt.Sprintf("0x%04X", math.Float32bits(narrow)>>16)
+		return fmt.Sprintf("0x%04X", math.Float32bits(f)>>16)
 	case odd:
-		return fmt.Sprintf("0x%08X", math.Float32bits(narrow))
+		return fmt.Sprintf("0x%08X", math.Float32bits(f))
 	case e == F32:
 		return strconv.FormatFloat(n, 'e', -1, 32)
 	}
