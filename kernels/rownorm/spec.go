@@ -148,8 +148,7 @@ func (n *Norm) read(word string) bool {
 // most is the dy of one kernel: with more, registers are short.
 const most = 3
 
-// mostRows is how many rows can be counted by 32 bits, with those of a last block that lies partly
-// outside.
+// mostRows is how many rows can be counted by 32 bits: a last block may lie partly outside.
 const mostRows = math.MaxInt32 - blockSize
 
 // leastEps is the least ε, the smallest normal number of float32: what is less may be taken for 0,
