@@ -119,7 +119,7 @@ func (e *Env) Train(ctx context.Context, job TrainJob) (*TrainResult, error) {
 		return done, v.err
 	}
 	done.Weights = r.weights
-	v.pass("train", func() error { return r.trainer.Run(ctx) })
+	v.pass("train", func() error { return r.run(ctx) })
 	if r.trainer != nil {
 		result := r.trainer.Result()
 		done.Run = &result
@@ -632,6 +632,9 @@ func (r *runner) start(ctx context.Context) (err error) {
 	}
 	if r.trace != nil {
 		o.Spans = r.trace
+	}
+	if r.job.Rerun == "" && r.processes.Leads() {
+		r.events.Emit(r.describe())
 	}
 	if r.job.Rerun == "" && !r.begun() {
 		r.report(r.first()) // a person need not wait for the compiler to learn it

@@ -95,6 +95,7 @@ func (c *Compiler) report(ctx context.Context, m *program.Module, t machine.Clus
 			ahead = ""
 		}
 	}
+	c.cache.events.Emit(event.Busy{Task: "compiling " + m.Name})
 	x, cached, err := c.compiled(m, t, ahead != "")
 	if err != nil {
 		return nil, x, err

@@ -101,6 +101,7 @@ func (e *Engine) compile(ctx context.Context, m *program.Module, code []byte,
 	}
 	cached, from := true, ""
 	if loaded == nil {
+		e.events.Emit(event.Busy{Task: "compiling " + m.Name})
 		p, err := e.obtain(ctx, b)
 		if err != nil {
 			return nil, err

@@ -85,6 +85,9 @@ func trim(f *os.File) error {
 // Emit implements Sink. A line is written at once and whole: a kill of the process loses nothing
 // that was emitted before it.
 func (f *File) Emit(e Event) {
+	if _, ok := e.(Busy); ok { // nobody asks later
+		return
+	}
 	text, err := encode(e, f.now())
 	f.mu.Lock()
 	defer f.mu.Unlock()

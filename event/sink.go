@@ -10,7 +10,6 @@ import (
 	"math"
 	"reflect"
 	"slices"
-	"strings"
 	"sync"
 	"time"
 )
@@ -40,10 +39,10 @@ func NewJSON(w io.Writer, now Clock) Sink {
 func NewPlain(w io.Writer) Sink {
 	var run course
 	return &lines{w: w, render: func(e Event) (string, error) {
-		if s, ok := e.(Step); ok {
-			return run.line(s), nil
-		}
 		run.note(e)
+		if s, ok := e.(Step); ok {
+			return run.line(s, math.MaxInt, plainSeconds), nil
+		}
 		return e.Line(), nil
 	}}
 }
@@ -51,32 +50,42 @@ func NewPlain(w io.Writer) Sink {
 // A course is what a stream of steps has shown so far.
 type course struct {
 	eval    *Eval
+	average float64 // of the losses: of all, then of about the last averaged
+	losses  int
 	shown   bool
 	seconds float64 // that the steps since the last line took
 }
 
-// A log gets a line every plainSeconds of steps, and at least plainLines in a run.
+// A run leaves plainLines lines of steps behind, on a terminal and in a log; a log gets one every
+// plainSeconds, too. averaged is how many losses the average remembers: one batch says little.
 const (
 	plainSeconds = 10
 	plainLines   = 20
+	averaged     = 16
 )
 
 func (c *course) note(e Event) {
-	if v, ok := e.(Eval); ok {
-		c.eval = &v
+	switch e := e.(type) {
+	case Eval:
+		c.eval = &e
+	case Step:
+		c.seconds += e.Seconds
+		if x := float64(e.Loss); !math.IsNaN(x) && !math.IsInf(x, 0) {
+			c.losses++
+			c.average += (x - c.average) / float64(min(c.losses, averaged))
+		}
 	}
 }
 
 // line is the text of a step, or "" if it is not yet time for one. Time is the sum of the
 // steps' own seconds, so that the same run always prints the same lines.
-func (c *course) line(s Step) string {
-	c.seconds += s.Seconds
+func (c *course) line(s Step, width int, every float64) string {
 	often := max(1, s.Steps/plainLines)
-	if c.shown && s.Step%often != 0 && s.Step != s.Steps && c.seconds < plainSeconds {
+	if c.shown && s.Step%often != 0 && s.Step != s.Steps && c.seconds < every {
 		return ""
 	}
 	c.shown, c.seconds = true, 0
-	return s.text(c.eval, math.MaxInt)
+	return s.text(*c, width)
 }
 
 // A Recorder is a Sink that keeps what it hears. The zero value is ready.
@@ -190,99 +199,4 @@ func decode(line []byte) (Record, error) {
 	v := reflect.New(t)
 	err := json.Unmarshal(line, v.Interface())
 	return Record{h.Time, v.Elem().Interface().(Event)}, err
-}
-
-// A Live sink keeps the newest progress or step on the last line of a terminal and prints every
-// other event above it. Close it before anything else writes to the terminal.
-type Live struct {
-	mu      sync.Mutex
-	w       io.Writer
-	columns func() int
-	now     Clock
-	drawn   time.Time
-	shown   string
-	run     course
-	step    *Step // the newest, which Close leaves behind; nil once it is
-}
-
-// liveEvery bounds how often the live line is redrawn; a person cannot read faster.
-const liveEvery = 100 * time.Millisecond
-
-// NewLive returns a Live sink for a terminal; width is asked before each line, since windows are
-// resized while a run goes on.
-func NewLive(w io.Writer, width func() int, now Clock) *Live {
-	return &Live{w: w, columns: width, now: now}
-}
-
-// width is the terminal's current width, at least what a step's number and loss need.
-func (l *Live) width() int { return max(l.columns(), 20) }
-
-// Emit implements Sink.
-func (l *Live) Emit(e Event) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.run.note(e)
-	switch e := e.(type) {
-	case Progress:
-		l.draw(e.text(), e.Total > 0 && e.Done >= e.Total)
-	case Step:
-		l.step = &e
-		l.draw(e.text(l.run.eval, l.width()-1), e.Step == e.Steps)
-	case Eval: // the next step shows it
-	default:
-		if line := e.Line(); line != "" {
-			l.clear()
-			_, _ = io.WriteString(l.w, line+"\n")
-		}
-	}
-}
-
-// draw puts a text on the live line, unless it is too early; what is last is always shown.
-func (l *Live) draw(text string, last bool) {
-	at := l.now()
-	if !last && at.Sub(l.drawn) < liveEvery {
-		return
-	}
-	l.drawn = at
-	room := l.width() - 1
-	if r := []rune(text); len(r) > room {
-		text = string(r[:room])
-	}
-	pad := max(0, min(len([]rune(l.shown)), room)-len([]rune(text)))
-	_, _ = io.WriteString(l.w, "\r"+text+strings.Repeat(" ", pad))
-	l.shown = text
-}
-
-// Close wipes the live line; the last step of a training run stays.
-func (l *Live) Close() {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.clear()
-	if l.step != nil {
-		_, _ = io.WriteString(l.w, l.step.text(l.run.eval, l.width()-1)+"\n")
-		l.step = nil
-	}
-}
-
-func (l *Live) clear() {
-	if l.shown != "" {
-		// No more blanks than fit, or they would wrap into a line of their own.
-		n := min(len([]rune(l.shown)), l.width()-1)
-		_, _ = io.WriteString(l.w, "\r"+strings.Repeat(" ", n)+"\r")
-		l.shown = ""
-	}
-}
-
-func (p Progress) text() string {
-	amount := func(n int64) string {
-		if p.Unit == "B" {
-			return Size(n)
-		}
-		return fmt.Sprintf("%d %s", n, p.Unit)
-	}
-	if p.Total <= 0 {
-		return fmt.Sprintf("%s  %s", p.Task, amount(p.Done))
-	}
-	return fmt.Sprintf("%s  %3d %%  %s of %s", p.Task, 100*p.Done/p.Total, amount(p.Done),
-		amount(p.Total))
 }

@@ -129,7 +129,7 @@ func (w Weights) Line() string {
 }
 
 // Line implements Event.
-func (s Step) Line() string { return s.text(nil, math.MaxInt) }
+func (s Step) Line() string { return s.text(course{}, math.MaxInt) }
 
 // Line implements Event.
 func (e Eval) Line() string {
@@ -139,7 +139,7 @@ func (e Eval) Line() string {
 
 // Line implements Event.
 func (r Rejected) Line() string {
-	line := fmt.Sprintf("step %s  rejected: %s  loss %s  |g| %s", human.Thousands(int64(r.Step)),
+	line := fmt.Sprintf("step %s  rejected: %s  loss %s  grad norm %s", human.Thousands(int64(r.Step)),
 		r.Why, strings.TrimSpace(loss(r.Loss)), strings.TrimSpace(significant(r.GradNorm)))
 	if r.Replay != "" {
 		line += "  replay " + r.Replay
@@ -173,10 +173,10 @@ func (p Profiled) Line() string {
 	return line
 }
 
-// text is the line of a step, with the newest validation if there is one. Every figure has a
-// fixed width, so that a line that is rewritten in place does not jump. Where the line is wider
-// than a terminal, what matters least is left out.
-func (s Step) text(eval *Eval, width int) string {
+// text is the line of a step, with what the run has shown before it. Every figure has a fixed
+// width, so that a line that is rewritten in place does not jump. Where the line is wider than a
+// terminal, what matters least is left out.
+func (s Step) text(run course, width int) string {
 	total := human.Thousands(int64(s.Steps))
 	part := func(known bool, format string, args ...any) string {
 		if !known {
@@ -184,20 +184,23 @@ func (s Step) text(eval *Eval, width int) string {
 		}
 		return fmt.Sprintf(format, args...)
 	}
-	if eval == nil {
-		eval = &Eval{Step: -1}
+	eval := Eval{}
+	if run.eval != nil {
+		eval = *run.eval
 	}
 	parts := []string{
 		fmt.Sprintf("step %*s/%s", len(total), human.Thousands(int64(s.Step)), total),
 		"loss " + loss(s.Loss),
-		part(eval.Step >= 0, "eval %s", loss(eval.Loss)),
-		"|g| " + significant(s.GradNorm),
+		part(run.losses > 1, "avg %s", loss(Figure(run.average))),
+		part(run.eval != nil, "eval %s", loss(eval.Loss)),
+		part(s.Rate > 0, "lr %.1e", s.Rate),
+		"grad norm " + significant(s.GradNorm),
 		part(s.TokensPerSecond > 0, "%7s tok/s", human.Thousands(int64(math.Round(s.TokensPerSecond)))),
 		part(s.MFU > 0, "MFU %2.0f %%", 100*s.MFU),
 		part(s.MemoryBytes > 0, "%8s", memory(s.MemoryBytes)),
 		part(s.ETASeconds > 0, "eta %-6s", remaining(s.ETASeconds)),
 	}
-	for _, least := range []int{6, 5, 3, 2, 4} {
+	for _, least := range []int{8, 2, 4, 7, 5, 3, 6} {
 		if len([]rune(joined(parts))) <= width {
 			break
 		}

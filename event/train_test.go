@@ -22,15 +22,23 @@ func TestLines(t *testing.T) {
 		e    Event
 		want string
 	}{
-		{samples[7], "step  1,240/50,000  loss  2.317  |g| 0.410    4,010 tok/s  MFU 41 %   134 GiB  eta 9d4h"},
-		{Step{Step: 3, Steps: 10, Loss: 10.8, GradNorm: 12.34}, "step  3/10  loss 10.800  |g|  12.3"},
+		{samples[7], "step  1,240/50,000  loss  2.317  lr 3.0e-04  grad norm 0.410    4,010 tok/s  MFU 41 %   134 GiB  eta 9d4h"},
+		{Step{Step: 3, Steps: 10, Loss: 10.8, GradNorm: 12.34}, "step  3/10  loss 10.800  grad norm  12.3"},
 		{Eval{1200, 65536, 2.341}, "step 1,200  eval 2.341 on 65,536 tokens"},
-		{Rejected{7, "the loss is not finite", "", Figure(math.NaN()), 4e9}, "step 7  rejected: the loss is not finite  loss NaN  |g| 4e+09"},
+		{Rejected{7, "the loss is not finite", "", Figure(math.NaN()), 4e9}, "step 7  rejected: the loss is not finite  loss NaN  grad norm 4e+09"},
 		{Saved{1000, "run/step-1000", 3 << 30, 12.34}, "step 1,000  saved run/step-1000  3.0 GiB in 12.3 s"},
 		{Resumed{1000, "run/step-1000"}, "step 1,000  resumed from run/step-1000"},
 		{Weights{From: FromFiles, Path: "./shard", Tensors: 1026, DType: "bf16"}, "weights: ./shard, 1,026 tensors bf16"},
 		{Weights{From: FromRandom, Seed: 7}, "weights: random, seed 7"},
 		{Weights{From: FromCheckpoint, Path: "run/checkpoints", Step: 500}, "weights: run/checkpoints, step 500"},
+		{samples[21], "model     qwen3-0.6b · 12.6M parameters\n" +
+			"data      text/**/*.go · 2.28M tokens in 17,822 sequences\n" +
+			"batch     8 × 128 tokens = 1,024 a step · 500 steps · 22 % of the data\n" +
+			"runs in   bf16 · fsdp 2 zero 3, tp 2 · 4 × CPU\n" +
+			"folder    run"},
+		{samples[22], "done: 500 steps in 13m37s · loss 4.483 · eval 4.398 · 626 tok/s\n" +
+			"next: deepwell export run -o DIR"},
+		{Finished{Step: 30, Steps: 500, Loss: 6, Seconds: 30}, "paused after step 30 of 500 in 30.0 s · loss 6.000"},
 		{Profiled{Path: "run/trace.json"}, "profile run/trace.json  open it at ui.perfetto.dev"},
 	} {
 		if got := c.e.Line(); got != c.want {
@@ -47,9 +55,10 @@ func TestStepDoesNotJump(t *testing.T) {
 		}
 		s := Step{Step: rapid.IntRange(0, 50000).Draw(t, "step"), Steps: 50000, Loss: Figure(any("loss", -2, 1.9)),
 			GradNorm: Figure(any("norm", -9, 12)), TokensPerSecond: any("speed", 0, 5.9), MFU: any("mfu", -2, -0.01),
+			Rate:        any("rate", -9, 1),
 			MemoryBytes: int64(any("memory", 0, 14)), ETASeconds: any("eta", 0, 12)}
-		got, _, _ := strings.Cut(s.text(&Eval{Loss: Figure(any("eval", -2, 1.9))}, math.MaxInt), "  eta")
-		want, _, _ := strings.Cut(samples[7].(Step).text(&Eval{Loss: 2}, math.MaxInt), "  eta")
+		got, _, _ := strings.Cut(s.text(course{eval: &Eval{Loss: Figure(any("eval", -2, 1.9))}}, math.MaxInt), "  eta")
+		want, _, _ := strings.Cut(samples[7].(Step).text(course{eval: &Eval{Loss: 2}}, math.MaxInt), "  eta")
 		if len(got) != len(want) {
 			t.Fatalf("%q is not as long as %q", got, want)
 		}
@@ -57,13 +66,15 @@ func TestStepDoesNotJump(t *testing.T) {
 }
 
 func TestSmallTerminalKeepsWhatMatters(t *testing.T) {
-	s, eval := samples[7].(Step), &Eval{Loss: 2.341}
+	s, run := samples[7].(Step), course{eval: &Eval{Loss: 2.341}, losses: 2, average: 2.5}
+	s.Rate = 3e-4
 	for width, want := range map[int]string{
-		120: "step  1,240/50,000  loss  2.317  eval  2.341  |g| 0.410    4,010 tok/s  MFU 41 %   134 GiB  eta 9d4h",
+		150: "step  1,240/50,000  loss  2.317  avg  2.500  eval  2.341  lr 3.0e-04  grad norm 0.410    4,010 tok/s  MFU 41 %   134 GiB  eta 9d4h",
+		120: "step  1,240/50,000  loss  2.317  eval  2.341  lr 3.0e-04  grad norm 0.410    4,010 tok/s  MFU 41 %  eta 9d4h",
 		80:  "step  1,240/50,000  loss  2.317  eval  2.341    4,010 tok/s  eta 9d4h",
 		40:  "step  1,240/50,000  loss  2.317  eta 9d4h",
 	} {
-		if got := s.text(eval, width); got != want {
+		if got := s.text(run, width); got != want {
 			t.Errorf("%d columns: %q, want %q", width, got, want)
 		}
 	}
@@ -114,19 +125,53 @@ func TestLiveStep(t *testing.T) {
 	var b bytes.Buffer
 	now := fixed()
 	l := NewLive(&b, func() int { return 100 }, func() time.Time { now = now.Add(60 * time.Millisecond); return now })
-	for _, e := range run(10, 1) {
+	for _, e := range run(100, 1) {
 		l.Emit(e)
 	}
-	l.Emit(Saved{10, "run/step-10", 1, 1})
+	l.Emit(Saved{100, "run/step-100", 1, 1})
 	l.Close()
 	l.Close()
 	got := b.String()
-	if n := strings.Count(got, "\rstep"); n != 5+1+1 { // every second one is too early; the last is shown; wiping
+	if n := strings.Count(got, "\rstep"); n != 40+20 { // every second one is too early; wiping
 		t.Errorf("%d drawings in %q", n, got)
 	}
-	if strings.Count(got, "\n") != 2 || !strings.HasSuffix(got, "\nstep 10/10  loss  2.000  eval  1.500  |g| 0.000\n") {
-		t.Errorf("terminal got %q", got)
+	// What stays: the first step, one in five, a validation, and what was saved.
+	if n := strings.Count(got, "\n"); n != 1+20+1+1 {
+		t.Errorf("%d lines in %q", n, got)
 	}
+	for _, line := range []string{"step   1/100  loss  2.000  grad norm 0.000\n", "\rstep 51  eval 1.500 on 10 tokens\n",
+		"step 100/100  loss  2.000  avg  2.000  eval  1.500  grad norm 0.000\n"} {
+		if !strings.Contains(got, line) {
+			t.Errorf("%q is not in %q", line, got)
+		}
+	}
+}
+
+// What takes long is shown with its seconds, until something else is said.
+func TestLiveShowsWhatGoesOn(t *testing.T) {
+	var b bytes.Buffer
+	now := fixed()
+	l := NewLive(&b, func() int { return 100 }, func() time.Time { return now })
+	wait := func(seconds int, want string) {
+		t.Helper()
+		for range 4 * seconds {
+			now = now.Add(time.Second / 4)
+			l.Tick()
+		}
+		if got := b.String(); got != want {
+			t.Errorf("after %d s: %q, want %q", seconds, got, want)
+		}
+		b.Reset()
+	}
+	wait(2, "")
+	l.Emit(Busy{"compiling gradient"})
+	wait(3, "\rcompiling gradient  1s\rcompiling gradient  2s  \rcompiling gradient  3s  ")
+	l.Emit(Note{"compiled"})
+	wait(2, "\r                        \rcompiled\n")
+	l.Emit(Busy{"saving"})
+	l.Emit(Step{Step: 1, Steps: 2})
+	wait(2, "step 1/2  loss  0.000  grad norm 0.000\n")
+	l.Close()
 }
 
 func TestFiguresThatAreNotFinite(t *testing.T) {

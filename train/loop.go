@@ -543,6 +543,7 @@ func (t *Trainer) validate(ctx, stop context.Context) (stopped bool, err error) 
 		return false, nil
 	}
 	defer t.span("validate")()
+	t.opts.Events.Emit(event.Busy{Task: fmt.Sprintf("evaluating step %d", t.step)})
 	t.owes = true
 	// The mean over labels, not over batches: the last batch may have fewer.
 	sum, labels := 0.0, int64(0)

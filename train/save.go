@@ -35,6 +35,7 @@ func (t *Trainer) Save(ctx context.Context) error {
 // that cannot be written is a warning and the run goes on. All processes decide alike, by the error
 // that all of them get ([Trainer.together]).
 func (t *Trainer) save(ctx context.Context, last bool) error {
+	t.opts.Events.Emit(event.Busy{Task: fmt.Sprintf("saving step %d", t.step)})
 	waits := periodicWaits
 	if last {
 		waits = lastWaits

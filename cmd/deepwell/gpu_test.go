@@ -15,7 +15,7 @@ import (
 	"github.com/deepwell/deepwell/internal/softgpu"
 )
 
-var stepLine = regexp.MustCompile(`(?m)^step (\d+)/\d+ +loss +([\d.]+) +\|g\| +([\d.e+-]+)`)
+var stepLine = regexp.MustCompile(`(?m)^step (\d+)/\d+ +loss +([\d.]+) .*grad norm +([\d.e+-]+)`)
 
 // steps reads losses and norms of gradients from what a run prints.
 func steps(out string) (list [][3]float64) {

@@ -10,6 +10,7 @@ import (
 	"os"
 	"slices"
 	"strings"
+	"sync"
 	"text/tabwriter"
 	"time"
 
@@ -180,18 +181,46 @@ func (a *app) sink() event.Sink {
 			}
 			return width
 		}, time.Now)
-		a.finish = live.Close
+		a.finish = ticking(live)
 		return a.quiet(live)
 	}
 	return a.quiet(event.NewPlain(a.stderr))
 }
 
-// quiet keeps the names of passes for -v, and everything but warnings away from JSON users.
+// ticking has a live line say every quarter of a second what goes on; the function that it gives
+// ends that, and wipes the line.
+func ticking(live *event.Live) (end func()) {
+	ticks := time.NewTicker(time.Second / 4)
+	done := make(chan struct{})
+	go func() {
+		for {
+			select {
+			case <-ticks.C:
+				live.Tick()
+			case <-done:
+				return
+			}
+		}
+	}()
+	return sync.OnceFunc(func() {
+		ticks.Stop()
+		close(done)
+		live.Close()
+	})
+}
+
+// quiet keeps the names of passes for -v and the live line, and everything but warnings away from
+// JSON users.
 func (a *app) quiet(s event.Sink) event.Sink {
 	return sinkFunc(func(e event.Event) {
 		keep := !a.json
-		switch e.(type) {
-		case event.Phase, event.Compiled:
+		switch is := e.(type) {
+		case event.Phase:
+			if keep && !a.verbose {
+				s.Emit(event.Busy{Task: is.Name})
+			}
+			keep = a.verbose
+		case event.Compiled:
 			keep = a.verbose
 		case event.Warning:
 			keep = true
