@@ -33,6 +33,7 @@
 //	   ir          typed graph: repeats, named dimensions, placements; verify, print, parse, gradient
 //	   ir/eval     an interpreter in float64, against which gradients and lowerings are tested
 //	   internal/irtest  graphs that use every operation, for tests
+//	   chat        rows of data as people have them to texts and conversations
 //	   data        text files to token sequences; one position, whatever the number of ranks
 //	   link        messages and arrays between processes, authenticated; heartbeats
 //	3  engine      compile, cache, arrays, run; compile for clusters that are not at hand

@@ -13,6 +13,7 @@ import (
 	"path/filepath"
 	"runtime/debug"
 	"slices"
+	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -25,6 +26,7 @@ import (
 	"github.com/deepwell/deepwell/event"
 	"github.com/deepwell/deepwell/internal/atomicfile"
 	"github.com/deepwell/deepwell/internal/flock"
+	"github.com/deepwell/deepwell/internal/human"
 	"github.com/deepwell/deepwell/internal/room"
 	"github.com/deepwell/deepwell/internal/safedir"
 	"github.com/deepwell/deepwell/internal/tfevents"
@@ -296,12 +298,16 @@ func (r *runner) readData(ctx context.Context) (err error) {
 	}
 	for _, s := range r.recipe.Data.Sources {
 		o.Sources = append(o.Sources, data.Source{Name: s.Name, Path: s.Path, Weight: s.Weight,
-			Format: data.Format(s.Format), Template: s.Template})
+			Format: data.Format(s.Format), Template: s.Template, Columns: s.Columns})
 	}
 	if !streams {
 		if r.rows, err = data.Open(ctx, o); err != nil {
 			return at(err, r.job.Path+": data.sources")
 		}
+		if err = r.recipe.SetSteps(r.rows.Sequences()); err != nil {
+			return at(err, r.job.Path+": "+diag.From(err).Where)
+		}
+		r.env.Events.Emit(event.Note{Text: r.dataSize()})
 	}
 	if r.recipe.Eval.Path == "" {
 		if r.recipe.Eval.Share > 0 {
@@ -309,11 +315,40 @@ func (r *runner) readData(ctx context.Context) (err error) {
 		}
 		return nil
 	}
-	o.Sources, o.Shuffle, o.HoldoutShare = []data.Source{{Path: r.recipe.Eval.Path}}, false, 0
+	// Validation rows are written as the training rows are, where those agree.
+	first := o.Sources[0]
+	held := data.Source{Path: r.recipe.Eval.Path, Template: first.Template, Columns: first.Columns}
+	for _, s := range o.Sources {
+		if !maps.Equal(s.Columns, held.Columns) {
+			held.Columns = nil
+		}
+		held.Template = cmp.Or(held.Template, s.Template)
+	}
+	o.Sources, o.Shuffle, o.HoldoutShare = []data.Source{held}, false, 0
 	if r.held, err = data.Open(ctx, o); err != nil {
 		return at(err, r.job.Path+": eval.data")
 	}
 	return nil
+}
+
+// dataSize says what the data is and how often the run goes through it.
+func (r *runner) dataSize() string {
+	var kinds []string
+	documents := int64(0)
+	for _, s := range r.rows.Stats() {
+		kinds = append(kinds, s.Kinds...)
+		documents += s.Documents
+	}
+	slices.Sort(kinds)
+	text := human.Count(documents, "document")
+	if kinds = slices.Compact(kinds); len(kinds) > 0 {
+		text += " (" + strings.Join(kinds, ", ") + ")"
+	}
+	sequences := r.rows.Sequences()
+	times := float64(r.recipe.Steps) * float64(r.recipe.Batch) / float64(sequences)
+	return fmt.Sprintf("data: %s, %s of %d tokens; %s of %d go through it %.3g times", text,
+		human.Count(sequences, "sequence"), r.recipe.Seq, human.Count(int64(r.recipe.Steps), "step"),
+		r.recipe.Batch, times)
 }
 
 // openStream takes the training data from standard input.

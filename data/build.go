@@ -17,9 +17,12 @@ import (
 	"sync"
 	"time"
 
+	"github.com/deepwell/deepwell/chat"
 	"github.com/deepwell/deepwell/diag"
 	"github.com/deepwell/deepwell/event"
+	"github.com/deepwell/deepwell/internal/atomicfile"
 	"github.com/deepwell/deepwell/internal/lists"
+	"github.com/deepwell/deepwell/internal/safedir"
 	"github.com/deepwell/deepwell/tokenizer"
 )
 
@@ -52,6 +55,7 @@ type builder struct {
 	template string
 	chats    *chatter
 	chatErr  error
+	columns  chat.Columns
 }
 
 // newBuilder checks the options: the tokenizer must say which token ends a text, or End must.
@@ -82,9 +86,12 @@ func newBuilder(o *Options) (*builder, error) {
 	return b, nil
 }
 
-// with gives a builder for chats of a template.
-func (b builder) with(template string) (*builder, error) {
-	b.template = template
+// with gives a builder for the columns and the chat template of a source.
+func (b builder) with(columns chat.Columns, template string) (*builder, error) {
+	if err := columns.Check(); err != nil {
+		return nil, err
+	}
+	b.columns, b.template = columns, template
 	b.chats, b.chatErr = newChatter(template, b.tokens, b.end)
 	if errors.Is(b.chatErr, diag.BadInput) { // there is no such template
 		return nil, b.chatErr
@@ -100,7 +107,7 @@ func specials(t *tokenizer.Tokenizer) []string {
 			names = append(names, t.Token(id))
 		}
 	}
-	return shown(names)
+	return chat.Shown(names)
 }
 
 // probe is text in which tokenizers differ if their rules do: case, accents in both forms, digits,
@@ -144,6 +151,9 @@ func fingerprint(t *tokenizer.Tokenizer) [32]byte {
 func (b *builder) key(files []*file) cacheKey {
 	h := sha256.New()
 	fmt.Fprintf(h, "deepwell tokens 1\n%x\nend %d template %q\n", b.vocab, b.end, b.template)
+	if len(b.columns) > 0 {
+		fmt.Fprintf(h, "columns %s\n", b.columns)
+	}
 	for _, f := range files {
 		fmt.Fprintf(h, "%q %s %d %x\n", f.name, f.format, f.size, f.sum)
 	}
@@ -191,10 +201,15 @@ func (b *builder) open(ctx context.Context, s Source) (*cache, Stats, error) {
 			At("%s", path).Wrap(err).Try("set DEEPWELL_CACHE to a folder that you may read and write")
 	}
 	stats.Documents, stats.Tokens = c.documents, c.tokens
-	stats.Bytes, stats.Skipped = c.text, c.skipped
+	stats.Bytes, stats.Skipped, stats.Kinds = c.text, c.skipped, chat.Kinds(c.kinds)
 	if c.skipped > 0 {
-		b.events.Emit(event.Note{Text: fmt.Sprintf("%s: %d of %d files are not text and were passed "+
-			"over", s.Name, c.skipped, stats.Files+skipped)})
+		stats.Passed = passedOver(path)
+		text := fmt.Sprintf("%s: %d of %d files are not text and were passed over", s.Name, c.skipped,
+			stats.Files+skipped)
+		if len(stats.Passed) > 0 {
+			text += ": " + strings.Join(stats.Passed, "; ")
+		}
+		b.events.Emit(event.Note{Text: text})
 	}
 	return c, stats, nil
 }
@@ -237,10 +252,13 @@ func (b *builder) build(ctx context.Context, path string, key cacheKey, name str
 		width = 2
 	}
 	total := lists.Sum(files, func(f *file) int64 { return f.size })
-	return writeCache(path, width, key, func(w *cacheWriter) error {
+	var passed []string
+	err := writeCache(path, width, key, func(w *cacheWriter) error {
 		err := b.each(ctx, files, func(c *chunk) error {
 			w.text += c.text
 			w.skipped += c.skipped
+			w.kinds |= c.kinds
+			passed = append(passed, c.passed...)
 			b.events.Emit(event.Progress{Task: "tokenize " + name, Done: c.read, Total: total, Unit: "B"})
 			return c.documents(w)
 		})
@@ -250,18 +268,41 @@ func (b *builder) build(ctx context.Context, path string, key cacheKey, name str
 		w.skipped += skipped
 		return unchanged(files)
 	})
+	if err == nil && len(passed) > 0 {
+		// The tokens are what counts: without this file, skipped files are counted and not named.
+		_ = atomicfile.Write(path+passedSuffix, []byte(strings.Join(passed[:min(len(passed),
+			maxPassed)], "\n")), 0o644)
+	}
+	return err
+}
+
+// maxPassed is how many skipped files are named; the file with their names is beside the cache.
+const (
+	maxPassed    = 8
+	passedSuffix = ".passed"
+)
+
+// passedOver names files that were skipped when a cache was made, if that is known.
+func passedOver(path string) []string {
+	text, err := safedir.ReadPlain(path+passedSuffix, 1<<16)
+	if err != nil {
+		return nil
+	}
+	return strings.Split(string(text), "\n")
 }
 
 // A chunk is some documents on their way: first as items, then as tokens.
 type chunk struct {
 	items   []item
 	skipped int64
+	passed  []string // the first of the skipped files, with the reason
 	bytes   int
 	read    int64 // bytes of all files that were read up to here
 	err     error // of reading, behind the items
 
 	ready   chan struct{} // closed when what follows is known
 	text    int64
+	kinds   uint64 // of its rows: bit k is set for [chat.Kind] k
 	tokens  []int32
 	ends    []int    // where documents end in tokens
 	hashes  []uint64 // of their contents
@@ -372,8 +413,10 @@ func readAll(ctx context.Context, files []*file, put func(*chunk) error) {
 		})
 		before += f.size
 		c.read = before
-		if errors.Is(err, errNoText) {
-			c.skipped++
+		if why, ok := errors.AsType[errNoText](err); ok {
+			if c.skipped++; len(c.passed) < maxPassed {
+				c.passed = append(c.passed, f.name+": "+why.why)
+			}
 			continue
 		}
 		if err != nil {
@@ -403,10 +446,13 @@ func (b *builder) encode(c *chunk) {
 
 // document tokenizes one text or chat into the chunk.
 func (b *builder) document(c *chunk, it *item) error {
-	if err := it.parse(); err != nil {
+	if err := it.parse(b.columns); err != nil {
 		return err
 	}
 	from := len(c.tokens)
+	if it.chat != nil || it.prompt > 0 {
+		c.mask()
+	}
 	switch {
 	case it.long != nil:
 		if !b.chunkOf(c, it) {
@@ -416,11 +462,11 @@ func (b *builder) document(c *chunk, it *item) error {
 		if b.chatErr != nil {
 			return diag.From(b.chatErr).At("%s", it.where)
 		}
-		if c.learned == nil {
-			c.learned = slices.Repeat([]bool{true}, from)
+		if err := b.chats.check(it); err != nil {
+			return err
 		}
 		c.tokens, c.learned = b.chats.append(c.tokens, c.learned, it.chat)
-		c.text += int64(spoken(it.chat))
+		c.text += int64(chat.Spoken(it.chat))
 	case it.ids != nil:
 		for _, id := range it.ids {
 			if id < 0 || int(id) >= b.tokens.Size() {
@@ -430,6 +476,8 @@ func (b *builder) document(c *chunk, it *item) error {
 			}
 		}
 		c.tokens = append(c.tokens, it.ids...)
+	case it.prompt > 0:
+		b.completion(c, it)
 	case it.text != "":
 		c.tokens = b.tokens.Append(c.tokens, it.text, tokenizer.Options{Literal: true})
 		c.text += int64(len(it.text))
@@ -454,7 +502,32 @@ func (b *builder) document(c *chunk, it *item) error {
 	}
 	c.ends = append(c.ends, len(c.tokens))
 	c.hashes = append(c.hashes, it.hash())
+	if it.ids == nil {
+		c.kinds |= 1 << it.kind
+	}
 	return nil
+}
+
+// mask gives the chunk flags of what is learned; so far, all is.
+func (c *chunk) mask() {
+	if c.learned == nil {
+		c.learned = slices.Repeat([]bool{true}, len(c.tokens))
+	}
+}
+
+// completion tokenizes a prompt, which is given, and what follows it. The two are encoded apart,
+// because the model is given the tokens of the prompt alone when it is asked to go on.
+func (b *builder) completion(c *chunk, it *item) {
+	start, part := len(c.tokens), tokenizer.Part{More: true}
+	o := tokenizer.Options{Literal: true, Part: &part}
+	c.tokens = b.tokens.Append(c.tokens, it.text[:it.prompt], o)
+	c.learned = append(c.learned, make([]bool, len(c.tokens)-start)...)
+	part.More = false
+	c.tokens = b.tokens.Append(c.tokens, it.text[it.prompt:], o)
+	c.text += int64(len(it.text))
+	for len(c.learned) < len(c.tokens) {
+		c.learned = append(c.learned, true)
+	}
 }
 
 // chunkOf tokenizes one chunk of a long text, and reports whether they end a document.

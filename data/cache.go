@@ -55,8 +55,9 @@ type foot struct {
 	masked    bool
 	tokens    int64
 	documents int64
-	text      int64 // bytes of text that the tokens spell
-	skipped   int64 // files that were passed over
+	text      int64  // bytes of text that the tokens spell
+	skipped   int64  // files that were passed over
+	kinds     uint64 // of rows, see chunk; 0 in files of before there were several
 	key       cacheKey
 	sum       uint32 // CRC-32C of head, tokens, starts and mask
 }
@@ -74,7 +75,7 @@ func (f *foot) encode() []byte {
 		b = binary.LittleEndian.AppendUint64(b, uint64(n))
 	}
 	b = append(b, f.key[:]...)
-	b = append(b, make([]byte, 8)...) // for later versions
+	b = binary.LittleEndian.AppendUint64(b, f.kinds)
 	b = binary.LittleEndian.AppendUint32(b, f.sum)
 	b = binary.LittleEndian.AppendUint32(b, crc32.Checksum(b, castagnoli))
 	return append(b, cacheMagic...)
@@ -106,6 +107,7 @@ func decodeFoot(b []byte) (*foot, error) {
 		*n = int64(v)
 	}
 	copy(f.key[:], b[40:])
+	f.kinds = binary.LittleEndian.Uint64(b[72:])
 	f.sum = binary.LittleEndian.Uint32(b[footSize-16:])
 	if f.width != 2 && f.width != 4 || flags>>9 != 0 || f.documents > f.tokens ||
 		f.tokens > 0 && f.documents == 0 {

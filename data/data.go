@@ -11,6 +11,7 @@ import (
 	"slices"
 	"time"
 
+	"github.com/deepwell/deepwell/chat"
 	"github.com/deepwell/deepwell/diag"
 	"github.com/deepwell/deepwell/event"
 	"github.com/deepwell/deepwell/internal/lists"
@@ -29,6 +30,9 @@ type Source struct {
 	Format Format
 	// Template is the chat template of the source; "" takes the template of the options.
 	Template string
+	// Columns names the columns of rows that call them otherwise than the kinds of rows that are
+	// known do.
+	Columns chat.Columns
 	// Weight is the share of the rows that come from this source, in any unit. If no source has a
 	// weight, each has its size as its weight.
 	Weight float64
@@ -78,6 +82,10 @@ type Stats struct {
 	Sequences int64  `json:"rows"`   // to train on
 	HeldOut   int64  `json:"held"`   // sequences that were held out
 	Cached    bool   `json:"cached"` // whether the tokens were there already
+	// Passed are the first of the skipped files, by name, with the reason.
+	Passed []string `json:"passed,omitempty"`
+	// Kinds are what the rows are, see [chat.Kind]; nil in caches of before there were several.
+	Kinds []string `json:"kinds,omitempty"`
 }
 
 // A source is an open Source.
@@ -126,7 +134,7 @@ func Open(ctx context.Context, o Options) (_ *Loader, err error) {
 		}
 	}()
 	for _, s := range o.Sources {
-		b, err := b.with(cmp.Or(s.Template, o.Template))
+		b, err := b.with(s.Columns, cmp.Or(s.Template, o.Template))
 		if err != nil {
 			return nil, err
 		}
@@ -280,7 +288,7 @@ func Texts(ctx context.Context, sources []Source) iter.Seq2[string, error] {
 		for _, s := range sources {
 			files, _, err := s.files()
 			if err == nil {
-				err = texts(ctx, files, yield)
+				err = texts(ctx, s.Columns, files, yield)
 			}
 			if errors.Is(err, errEnough) {
 				return
@@ -297,18 +305,19 @@ func Texts(ctx context.Context, sources []Source) iter.Seq2[string, error] {
 var errEnough = errors.New("enough")
 
 // texts yields the documents of files in order, for training a tokenizer.
-func texts(ctx context.Context, files []*file, yield func(string, error) bool) error {
+func texts(ctx context.Context, columns chat.Columns, files []*file,
+	yield func(string, error) bool) error {
 	for _, f := range files {
 		err := readers[f.format](ctx, f, func(it item) error {
 			if it.ids != nil {
 				return diag.New(diag.DataFormat, "%s has tokens and no text", f.name).At("%s", f.path).
 					Try("name the files that it was made from")
 			}
-			if err := it.parse(); err != nil {
+			if err := it.parse(columns); err != nil {
 				return err
 			}
 			if it.text != "" {
-				it.chat = []message{{Content: it.text}}
+				it.chat = []chat.Message{{Content: it.text}}
 			}
 			for _, m := range it.chat {
 				if !yield(m.Content, nil) {
@@ -317,7 +326,7 @@ func texts(ctx context.Context, files []*file, yield func(string, error) bool) e
 			}
 			return ctx.Err()
 		})
-		if err != nil && !errors.Is(err, errNoText) {
+		if _, ok := errors.AsType[errNoText](err); err != nil && !ok {
 			return err
 		}
 	}

@@ -547,7 +547,7 @@ func TestErrorsHelp(t *testing.T) {
 		{"empty", Options{Sources: in("dir")}, diag.DataEmpty, "no text was found"},
 		{"no sources", Options{}, diag.BadInput, "no source"},
 		{"no path", Options{Sources: []Source{{}}}, diag.BadInput, "no path"},
-		{"format", Options{Sources: []Source{{Path: dir, Format: "csv"}}}, diag.BadInput, `no format "csv"`},
+		{"format", Options{Sources: []Source{{Path: dir, Format: "xlsx"}}}, diag.BadInput, `no format "xlsx"`},
 		{"seq", Options{Sources: in("big.txt"), Seq: -1}, diag.BadInput, "-1 tokens"},
 		{"twice", Options{Sources: append(in("big.txt"), in("big.txt")...)}, diag.BadInput, "two sources"},
 		{"no end", Options{Sources: in("big.txt"), Tokenizer: plain}, diag.DataTokenizer, "which token ends a text"},

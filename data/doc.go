@@ -1,10 +1,10 @@
 // Package data turns files of text into rows of tokens that a training step takes.
 //
-// [Open] finds the files of every source (files.go), reads documents from them (read.go,
-// parquet.go, megatron.go; chats through template.go), and writes their tokens once into a cache
-// that is mapped from then on (build.go, cache.go). A [Loader] splits the tokens of a source into
-// rows (pack.go) and puts the rows into an order (order.go). A [Stream] takes batches that another
-// program has made (stream.go).
+// [Open] finds the files of every source (files.go), reads documents from them (read.go, table.go,
+// megatron.go; rows through package chat, chats through template.go), and writes their tokens once
+// into a cache that is mapped from then on (build.go, cache.go). A [Loader] splits the tokens of a
+// source into rows (pack.go) and puts the rows into an order (order.go). A [Stream] takes batches
+// that another program has made (stream.go).
 //
 // The documents of a source stand one after the other, each closed by the token that ends a text.
 // Row r holds the tokens from r·seq on, seq of them, and one more as the last label. A label is -1

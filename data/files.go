@@ -18,6 +18,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"github.com/deepwell/deepwell/chat"
 	"github.com/deepwell/deepwell/diag"
 	"github.com/deepwell/deepwell/event"
 	"github.com/deepwell/deepwell/internal/lists"
@@ -32,27 +33,37 @@ type Format string
 const (
 	Auto     Format = ""         // by the ending of the file's name
 	Text     Format = "text"     // the file is a document
-	JSONL    Format = "jsonl"    // an object in each line, with "text" or "messages"
-	Parquet  Format = "parquet"  // a row for each document, with a column "text" or "messages"
+	JSONL    Format = "jsonl"    // an object in each line, of a kind that package chat knows
+	CSV      Format = "csv"      // a row for each document, below a line with the columns' names
+	TSV      Format = "tsv"      // the same with tabs
+	Parquet  Format = "parquet"  // a row for each document
 	Megatron Format = "megatron" // .bin and .idx of Megatron-LM: tokens
 )
 
+// Formats lists the formats that a source may be given.
+func Formats() []string {
+	return lists.Map([]Format{Text, JSONL, CSV, TSV, Parquet, Megatron},
+		func(f Format) string { return string(f) })
+}
+
 // endings is how Auto decides; a file with another ending is text.
 var endings = map[string]Format{
-	".jsonl": JSONL, ".ndjson": JSONL, ".parquet": Parquet, ".bin": Megatron, ".idx": Megatron,
+	".jsonl": JSONL, ".ndjson": JSONL, ".csv": CSV, ".tsv": TSV, ".parquet": Parquet,
+	".bin": Megatron, ".idx": Megatron,
 }
 
 // A file is one file of a source; of Megatron it is the .bin, and the .idx belongs to it.
 type file struct {
-	name   string // within the source, with slashes: the same on every machine
-	path   string
-	format Format
-	size   int64
-	limit  int                   // bytes of a document at most
-	split  func(text string) int // where a long text may be split, see [tokenizer.Tokenizer.PieceEnd]
-	mod    time.Time
-	sum    [sha256.Size]byte
-	stamp  string // identifies the contents that sum belongs to, see stampOf; "" if unknown
+	name    string // within the source, with slashes: the same on every machine
+	path    string
+	format  Format
+	size    int64
+	limit   int                   // bytes of a document at most
+	split   func(text string) int // where a long text may be split, see [tokenizer.Tokenizer.PieceEnd]
+	columns chat.Columns          // of the source
+	mod     time.Time
+	sum     [sha256.Size]byte
+	stamp   string // identifies the contents that sum belongs to, see stampOf; "" if unknown
 }
 
 // parts gives the paths of the files that a file consists of.
@@ -68,11 +79,9 @@ func indexPath(bin string) string { return strings.TrimSuffix(bin, ".bin") + ".i
 
 // files lists the files of a source by name. skipped counts what is not a file.
 func (s Source) files() (list []*file, skipped int64, err error) {
-	switch s.Format {
-	case Auto, Text, JSONL, Parquet, Megatron:
-	default:
+	if s.Format != Auto && !slices.Contains(Formats(), string(s.Format)) {
 		return nil, 0, diag.New(diag.BadInput, "there is no format %q", s.Format).
-			Try("choose one of text, jsonl, parquet and megatron")
+			Try("choose one of %s", strings.Join(Formats(), ", "))
 	}
 	root, names, err := s.names()
 	if err != nil {
@@ -80,7 +89,7 @@ func (s Source) files() (list []*file, skipped int64, err error) {
 	}
 	for _, name := range names {
 		f := &file{name: name, path: filepath.Join(root, filepath.FromSlash(name)),
-			limit: DefaultDocument, split: splitBlank}
+			limit: DefaultDocument, split: splitBlank, columns: s.Columns}
 		switch ok, err := f.examine(s.Format, len(names) == 1); {
 		case err != nil:
 			return nil, 0, err

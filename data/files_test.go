@@ -80,7 +80,8 @@ func TestFilesThatAreNotTextAreCounted(t *testing.T) {
 	l := open(t, Options{Sources: []Source{{Path: dir}}, Events: r, Cache: t.TempDir()})
 	st := l.Stats()[0]
 	if diff := cmp.Diff(Stats{Name: "data", Files: 4, Skipped: 2, Documents: 2, Bytes: 247, Tokens: st.Tokens,
-		Sequences: (st.Tokens - 1) / 16}, st); diff != "" {
+		Sequences: (st.Tokens - 1) / 16, Kinds: []string{"text"},
+		Passed: []string{"b.png: byte 0x89 in line 1, at offset 0 is not UTF-8", "c.txt: byte 0xE9 in line 1, at offset 3 is not UTF-8"}}, st); diff != "" {
 		t.Error(diff)
 	}
 	if want := "data: 2 of 4 files are not text and were passed over"; !strings.Contains(lines(r), want) {

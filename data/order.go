@@ -10,6 +10,7 @@ import (
 	"math/bits"
 	"slices"
 	"sort"
+	"strings"
 
 	"github.com/deepwell/deepwell/diag"
 	"github.com/deepwell/deepwell/event"
@@ -401,8 +402,13 @@ func (s *source) raised(bound uint64, want int64) uint64 {
 
 // noText is the error of a source in which no text was found.
 func (s *source) noText() error {
-	return diag.New(diag.DataEmpty, "no text was found in %s", s.path).
-		Because("%d files, of which %d are not text", s.stats.Files, s.stats.Skipped).
+	e := diag.New(diag.DataEmpty, "no text was found in %s", s.path).
+		Because("%d files, of which %d are not text", s.stats.Files, s.stats.Skipped)
+	if len(s.stats.Passed) > 0 {
+		return e.Because("%s", strings.Join(s.stats.Passed, "; ")).
+			Try("convert text to UTF-8: iconv -f WINDOWS-1252 -t UTF-8 OLD > NEW; name other files")
+	}
+	return e.
 		Try("name a file, a folder, or a pattern such as 'corpus/**/*.txt'")
 }
 

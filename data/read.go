@@ -12,7 +12,6 @@ import (
 	"fmt"
 	"hash"
 	"io"
-	"maps"
 	"os"
 	"slices"
 	"strings"
@@ -20,8 +19,8 @@ import (
 
 	"github.com/klauspost/compress/zstd"
 
+	"github.com/deepwell/deepwell/chat"
 	"github.com/deepwell/deepwell/diag"
-	"github.com/deepwell/deepwell/internal/lists"
 	"github.com/deepwell/deepwell/internal/plainfile"
 	"github.com/deepwell/deepwell/tokenizer"
 )
@@ -47,13 +46,17 @@ func (f *file) tooLong(at place, size int) error {
 // An item is a document as a reader finds it. What costs time, such as parsing a line, is left to
 // those who take items, since they are many.
 type item struct {
-	text  string
-	line  []byte    // a line of JSON that was not parsed yet
-	chat  []message // the messages of a chat
-	ids   []int32   // tokens, if the file has them already
-	where place
-	read  int64 // bytes of the file that were read so far
-	long  *link // set if the text is a chunk of a long one
+	text   string
+	prompt int             // bytes at the start of the text that are not learned
+	line   []byte          // a line of JSON that was not parsed yet
+	row    chat.Row        // a row of a table that was not parsed yet
+	chat   []chat.Message  // the messages of a chat
+	tools  json.RawMessage // what its assistant may call
+	kind   chat.Kind       // of the row, once it is parsed
+	ids    []int32         // tokens, if the file has them already
+	where  place
+	read   int64 // bytes of the file that were read so far
+	long   *link // set if the text is a chunk of a long one
 }
 
 // A link is the position of a chunk in a long text. Chunks are encoded one after the other, as each
@@ -75,7 +78,7 @@ type longText struct {
 
 // size tells how much work an item is, in bytes.
 func (it *item) size() int {
-	return len(it.text) + len(it.line) + 4*len(it.ids) + spoken(it.chat)
+	return len(it.text) + len(it.line) + 4*len(it.ids) + chat.Spoken(it.chat) + it.row.Size()
 }
 
 // hash names the contents of a document that was parsed: the words, whatever file, format or
@@ -90,6 +93,9 @@ func (it *item) hash() uint64 {
 		for _, m := range it.chat {
 			fmt.Fprintf(h, "%d %d ", len(m.Role), len(m.Content))
 			_, _ = io.WriteString(h, m.Role+m.Content)
+			if m.Calls {
+				_, _ = h.Write(m.Raw)
+			}
 		}
 	case it.ids != nil:
 		_ = binary.Write(h, binary.LittleEndian, it.ids) // a hash takes all
@@ -116,12 +122,36 @@ func (p place) String() string {
 // A reader finds the documents of a file.
 type reader func(ctx context.Context, f *file, emit func(item) error) error
 
-// errNoText says that a file is not text; it is passed over and counted.
-var errNoText = errors.New("not text")
+// errNoText says why a file is not text; it is passed over and counted.
+type errNoText struct{ why string }
+
+func (e errNoText) Error() string { return e.why }
+
+// noText finds what is not text in b, which stands behind some bytes and line breaks; "" if all is.
+func noText(b []byte, offset, lines int64) string {
+	if isText(b) {
+		return ""
+	}
+	for i := 0; i < len(b); {
+		r, n := utf8.DecodeRune(b[i:])
+		at := fmt.Sprintf("in line %d, at offset %d", lines+1, offset+int64(i))
+		switch {
+		case r == 0:
+			return "there is a zero byte " + at
+		case r == utf8.RuneError && n == 1:
+			return fmt.Sprintf("byte 0x%02X %s is not UTF-8", b[i], at)
+		case r == '\n':
+			lines++
+		}
+		i += n
+	}
+	return "it is not UTF-8"
+}
 
 // readers is the table of formats.
 var readers = map[Format]reader{
-	Text: readText, JSONL: readLines, Parquet: readParquet, Megatron: readMegatron,
+	Text: readText, JSONL: readLines, CSV: readTable, TSV: readTable, Parquet: readParquet,
+	Megatron: readMegatron,
 }
 
 // A counted file tells how much of it was read.
@@ -189,8 +219,8 @@ func readText(ctx context.Context, f *file, emit func(item) error) error {
 		return packed(f, err)
 	}
 	if b.Len() <= f.limit {
-		if text := b.Bytes(); !isText(text) {
-			return errNoText
+		if why := noText(b.Bytes(), 0, 0); why != "" {
+			return errNoText{why}
 		}
 		return emit(item{text: b.String(), where: place{file: f.path}, read: f.size})
 	}
@@ -205,9 +235,10 @@ func readText(ctx context.Context, f *file, emit func(item) error) error {
 // isText reports whether bytes are UTF-8 without zeros.
 func isText(b []byte) bool { return utf8.Valid(b) && bytes.IndexByte(b, 0) < 0 }
 
-// checkText reads to the end, and gives errNoText if that is not text.
+// checkText reads to the end, and gives an errNoText if that is not text.
 func checkText(f *file, r io.Reader) error {
 	in := &window{in: r, most: 1 << 16}
+	offset, lines := int64(0), int64(0)
 	for {
 		more, err := in.fill()
 		if err != nil {
@@ -220,12 +251,14 @@ func checkText(f *file, r io.Reader) error {
 		if more {
 			end-- // where the last character begins, which may be incomplete
 		}
-		if !isText(in.buf[:end]) {
-			return errNoText
+		if why := noText(in.buf[:end], offset, lines); why != "" {
+			return errNoText{why}
 		}
 		if !more {
 			return nil
 		}
+		offset += int64(end)
+		lines += int64(bytes.Count(in.buf[:end], []byte("\n")))
 		in.take(end)
 	}
 }
@@ -350,141 +383,21 @@ func readLine(r *bufio.Reader, limit int) (line []byte, size int, err error) {
 	}
 }
 
-// A message is one turn of a chat.
-type message struct {
-	Role    string
-	Content string
-}
-
-// spoken counts the bytes of what the messages say.
-func spoken(chat []message) int {
-	return lists.Sum(chat, func(m message) int { return len(m.Content) })
-}
-
-// parse makes text or a chat of a line of JSON.
-func (it *item) parse() error {
-	if it.line == nil {
+// parse makes text or a chat of a line of JSON or a row of a table.
+func (it *item) parse(columns chat.Columns) (err error) {
+	if it.line != nil {
+		if it.row, err = chat.ParseRow(it.line); err != nil {
+			return diag.From(err).At("%s", it.where)
+		}
+	}
+	if it.row.Names() == nil {
 		return nil
 	}
-	var keys map[string]json.RawMessage
-	if err := json.Unmarshal(it.line, &keys); err != nil || keys == nil {
-		return it.broken(err)
-	}
-	if raw, ok := keys["messages"]; ok && string(raw) != "null" {
-		chat, err := parseChat(raw)
-		if err != nil {
-			return diag.New(diag.DataFormat, "the messages cannot be read: %v", err).
-				At("%s", it.where).
-				Try(`write {"messages": [{"role": "user", "content": "…"}, …]}`)
-		}
-		it.chat = chat
-	} else if raw := keys["text"]; json.Unmarshal(raw, &it.text) != nil || string(raw) == "null" {
-		return it.noText(slices.Sorted(maps.Keys(keys)))
-	}
-	it.line = nil
-	return nil
-}
-
-// broken says what is wrong with a line that is not an object.
-func (it *item) broken(err error) error {
-	e := diag.New(diag.DataFormat, "the line is not a JSON object").At("%s", it.where)
+	d, err := columns.Read(it.row)
 	if err != nil {
-		e = e.Because("%s", strings.TrimPrefix(err.Error(), "json: "))
+		return diag.From(err).At("%s", it.where)
 	}
-	if json.Valid(it.line) {
-		return e.Try(`write {"text": "…"} in every line`)
-	}
-	return e.Try("correct or remove the line; if it is the last one, the file is truncated")
-}
-
-// noText names what a document has instead of text.
-func (it *item) noText(keys []string) error {
-	e := diag.New(diag.DataFormat, `there is neither "text" nor "messages"`).At("%s", it.where)
-	switch {
-	case slices.Contains(keys, "text"):
-		return diag.New(diag.DataFormat, `"text" is not a string`).At("%s", it.where)
-	case len(keys) == 0:
-		return e.Because("the document is empty")
-	}
-	e = e.Because("it has %s", strings.Join(shown(keys), ", "))
-	return e.Meant("text", keys, `rename %q to "text"`, `rename the one with the text to "text"`)
-}
-
-// shown quotes names for a message, and leaves out what would fill the screen.
-func shown(names []string) []string {
-	const most, longest = 12, 40
-	var out []string
-	for i, name := range names {
-		if i == most {
-			return append(out, fmt.Sprintf("and %d more", len(names)-most))
-		}
-		if len(name) > longest {
-			name = name[:longest] + "…"
-		}
-		out = append(out, fmt.Sprintf("%q", name))
-	}
-	return out
-}
-
-// parseChat reads a list of messages. The content of one is a string, or a list of parts of which
-// each has text. Parts are read one by one: a short line can have millions of them.
-func parseChat(raw json.RawMessage) ([]message, error) {
-	var chat []message
-	err := eachObject(raw, func(m map[string]json.RawMessage) error {
-		var out message
-		if json.Unmarshal(m["role"], &out.Role) != nil || out.Role == "" {
-			return fmt.Errorf("message %d has no role", len(chat)+1)
-		}
-		content := m["content"]
-		if json.Unmarshal(content, &out.Content) != nil || string(content) == "null" {
-			var b strings.Builder
-			parts := 0
-			err := eachObject(content, func(p map[string]json.RawMessage) error {
-				var text string
-				if json.Unmarshal(p["text"], &text) != nil {
-					return fmt.Errorf("message %d has a part that is not text", len(chat)+1)
-				}
-				parts++
-				b.WriteString(text)
-				return nil
-			})
-			if errors.Is(err, errNoList) || err == nil && parts == 0 {
-				return fmt.Errorf("message %d has no content", len(chat)+1)
-			}
-			if err != nil {
-				return err
-			}
-			out.Content = b.String()
-		}
-		chat = append(chat, out)
-		return nil
-	})
-	if errors.Is(err, errNoList) {
-		return nil, errors.New("they are not a list of objects")
-	}
-	if err == nil && len(chat) == 0 {
-		err = errors.New("the list is empty")
-	}
-	return chat, err
-}
-
-// errNoList says that JSON is not a list of objects.
-var errNoList = errors.New("not a list of objects")
-
-// eachObject calls take for each object of a list, of which it keeps one at a time.
-func eachObject(raw json.RawMessage, take func(map[string]json.RawMessage) error) error {
-	list := json.NewDecoder(bytes.NewReader(raw))
-	if start, err := list.Token(); err != nil || start != json.Delim('[') {
-		return errNoList
-	}
-	for list.More() {
-		var object map[string]json.RawMessage
-		if list.Decode(&object) != nil {
-			return errNoList
-		}
-		if err := take(object); err != nil {
-			return err
-		}
-	}
+	it.text, it.prompt, it.chat, it.tools = d.Text, d.Prompt, d.Chat, d.Tools
+	it.kind, it.line, it.row = d.Kind, nil, chat.Row{}
 	return nil
 }

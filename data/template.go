@@ -6,6 +6,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/deepwell/deepwell/chat"
 	"github.com/deepwell/deepwell/diag"
 	"github.com/deepwell/deepwell/tokenizer"
 )
@@ -113,7 +114,8 @@ func split(text string) (list []string) {
 //
 // What stands before an assistant's words is encoded apart from them, because that is what the
 // model is given when it is asked for them.
-func (c *chatter) append(ids []int32, learned []bool, chat []message) ([]int32, []bool) {
+func (c *chatter) append(ids []int32, learned []bool,
+	messages []chat.Message) ([]int32, []bool) {
 	o := tokenizer.Options{NoTemplate: true, Literal: true}
 	put := func(learn bool) {
 		for len(learned) < len(ids) {
@@ -138,7 +140,7 @@ func (c *chatter) append(ids []int32, learned []bool, chat []message) ([]int32, 
 		}
 	}
 	write(c.open, "")
-	for _, m := range chat {
+	for _, m := range messages {
 		role := m.Role
 		if other, ok := c.shape.rename[role]; ok {
 			role = other
@@ -147,7 +149,7 @@ func (c *chatter) append(ids []int32, learned []bool, chat []message) ([]int32, 
 			m.Content = strings.TrimSpace(m.Content)
 		}
 		write(c.before, role)
-		if m.Role != "assistant" {
+		if m.Role != "assistant" || !m.Learned {
 			text += m.Content
 			write(c.end, role)
 			write(c.rest, role)
@@ -163,4 +165,19 @@ func (c *chatter) append(ids []int32, learned []bool, chat []message) ([]int32, 
 	flush()
 	put(false)
 	return ids, learned
+}
+
+// check refuses a chat with what a built-in template has no words for.
+func (c *chatter) check(it *item) error {
+	for i, m := range it.chat {
+		if m.Calls {
+			return diag.New(diag.DataFormat, "message %d calls a tool, which the built-in chat templates "+
+				"cannot write", i+1).At("%s", it.where).Try("remove the tool calls, or write them as content")
+		}
+	}
+	if it.tools != nil {
+		return diag.New(diag.DataFormat, "the row has tools, which the built-in chat templates cannot "+
+			"write").At("%s", it.where).Try("remove the column, or describe the tools in a system message")
+	}
+	return nil
 }

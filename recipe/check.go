@@ -38,11 +38,27 @@ func (p *reader) derive(values map[string]any) {
 	if _, given := values["microbatch"]; !given {
 		p.r.Microbatch = p.r.Batch
 	}
-	if _, given := values["optimizer.warmup"]; !given {
+	// Steps that epochs will say are not known yet.
+	if _, given := values["optimizer.warmup"]; !given && p.r.Steps > 0 {
 		o.Warmup = min(o.Warmup, p.r.Steps)
 	}
 	if o.Schedule == "constant" && !p.hasMinLR {
 		o.MinLR = o.LR
+	}
+}
+
+// length refuses a run that has neither steps nor epochs, or both. A run that is stored has the
+// steps that its epochs were.
+func (p *reader) length(values map[string]any) {
+	_, hasSteps := values["steps"]
+	_, hasEpochs := values["epochs"]
+	switch {
+	case hasSteps && hasEpochs && !p.saved:
+		p.fail(diag.RecipeValue, "epochs", "steps and epochs are both given", "remove one of them")
+	case !hasSteps && !hasEpochs:
+		p.lacks(find("steps"))
+	case hasEpochs && p.r.Epochs == 0 && len(p.errs) == 0:
+		p.fail(diag.RecipeValue, "epochs", "epochs: 0 never gives a token", "give it 1, or more")
 	}
 }
 
@@ -62,6 +78,11 @@ func (p *reader) missing(k *row) {
 	if k.Default != "" || p.saved && inCode {
 		return
 	}
+	p.lacks(k)
+}
+
+// lacks refuses a document without a key.
+func (p *reader) lacks(k *row) {
 	fix := fmt.Sprintf("add %s = %s", k.short(), k.sample)
 	if s := k.section(); s != "" {
 		fix += fmt.Sprintf(" below [%s]", s)
@@ -85,7 +106,7 @@ func (p *reader) check() {
 	refuse(r.Batch%r.Microbatch != 0, "microbatch",
 		fmt.Sprintf("set microbatch to %d", divisor(r.Batch, r.Microbatch)),
 		"microbatch = %d does not divide batch = %d", r.Microbatch, r.Batch)
-	refuse(o.Warmup > r.Steps, "optimizer.warmup",
+	refuse(o.Warmup > r.Steps && r.Steps > 0, "optimizer.warmup",
 		fmt.Sprintf("set warmup to %d, or steps to more", r.Steps/10),
 		"warmup = %d is more than steps = %d", o.Warmup, r.Steps)
 	refuse(o.Schedule == "constant" && o.MinLR != o.LR, "optimizer.lr",
@@ -105,9 +126,11 @@ func (p *reader) checkSources() {
 	var template string
 	list := p.r.Data.Sources
 	for i, s := range list {
-		if p.item = i; s.Path == Stdin && (len(list) > 1 || s != Source{Path: Stdin}) {
+		if p.item = i; s.Path == Stdin && (len(list) > 1 || !s.bare()) {
 			p.fail(diag.RecipeValue, p.exact("data.sources"), "data.sources: standard input is not a"+
 				" part of a mixture, and has neither name, weight, format nor template", `write ["-"]`)
+		} else if s.Path == Stdin && p.r.Epochs > 0 {
+			p.fail(diag.RecipeValue, "epochs", "epochs: standard input has no length", "give steps")
 		} else if s.Path == Stdin && p.r.Eval.Share > 0 {
 			p.fail(diag.RecipeValue, "eval.data", "eval.data: nothing can be held out of standard input",
 				`give a path: eval.data = "PATH"`)

@@ -2,11 +2,13 @@ package recipe
 
 import (
 	"cmp"
+	"maps"
 	"reflect"
 	"slices"
 	"strconv"
 	"strings"
 
+	"github.com/deepwell/deepwell/chat"
 	"github.com/deepwell/deepwell/diag"
 	"github.com/deepwell/deepwell/dtype"
 	"github.com/deepwell/deepwell/internal/lists"
@@ -201,6 +203,34 @@ func (p *reader) sources(v any) *problem {
 	return nil
 }
 
+// columns reads the names that a source gives to the columns of its rows.
+func columns(v any) (chat.Columns, *problem) {
+	const fix = `write columns = {prompt = "question", completion = "answer"}`
+	table, ok := v.(map[string]any)
+	if !ok || len(table) == 0 {
+		return nil, wrong(fix, "columns is %s, not a table of names", kind(v))
+	}
+	list := chat.Columns{}
+	for role, name := range table {
+		var bad *problem
+		if list[role], bad = text(name); bad != nil {
+			return nil, bad
+		}
+	}
+	if err := list.Check(); err != nil {
+		e := diag.From(err)
+		return nil, wrong(cmp.Or(e.Fix, fix), "%s", e.What)
+	}
+	return list, nil
+}
+
+func printColumns(list chat.Columns) string {
+	parts := lists.Map(slices.Sorted(maps.Keys(list)), func(role string) string {
+		return role + " = " + quote(list[role])
+	})
+	return "{" + strings.Join(parts, ", ") + "}"
+}
+
 var sourceType = reflect.TypeFor[Source]()
 
 // sourceKeys are the keys of a table of data.sources, in the order of its fields.
@@ -220,6 +250,8 @@ func (p *reader) dataSource(table map[string]any) (s Source, bad *problem) {
 				fix = "did you mean " + quote(near) + "?"
 			}
 			bad = wrong(fix, "a source has no key %s", quote(name))
+		} else if name == "columns" {
+			s.Columns, bad = columns(table[name])
 		} else {
 			bad = p.scalar(reflect.ValueOf(&s).Elem().Field(i), sourceType.Field(i).Tag, "data.sources",
 				table[name])
@@ -238,14 +270,19 @@ func (p *reader) dataSource(table map[string]any) (s Source, bad *problem) {
 	return s, nil
 }
 
+// bare reports whether a source is a path and nothing else.
+func (s Source) bare() bool { return reflect.DeepEqual(s, Source{Path: s.Path}) }
+
 func (r *Recipe) sources() string {
 	list := lists.Map(r.Data.Sources, func(s Source) string {
-		if s == (Source{Path: s.Path}) {
+		if s.bare() {
 			return quote(r.spell("data.sources", s.Path))
 		}
 		var parts []string
 		for i, key := range sourceKeys {
-			if f := reflect.ValueOf(s).Field(i); !f.IsZero() {
+			if f := reflect.ValueOf(s).Field(i); key == "columns" && len(s.Columns) > 0 {
+				parts = append(parts, key+" = "+printColumns(s.Columns))
+			} else if key != "columns" && !f.IsZero() {
 				parts = append(parts, key+" = "+r.scalar(f, sourceType.Field(i).Tag, "data.sources"))
 			}
 		}

@@ -72,6 +72,7 @@ func parse(data []byte, path string, overrides []string, getenv func(string) str
 		}
 	}
 	p.fill(values)
+	p.length(values)
 	p.derive(values)
 	p.check()
 	if err := p.report(); err != nil {
@@ -129,6 +130,10 @@ func (p *reader) override(values map[string]any, text string) error {
 		v = value
 	}
 	p.set[name] = text
+	// Of steps and epochs, the one that is set replaces the other one of the document.
+	if other := map[string]string{"steps": "epochs", "epochs": "steps"}[name]; p.set[other] == "" {
+		delete(values, other)
+	}
 	p.accept(values, name, v)
 	return nil
 }

@@ -4,10 +4,12 @@ import (
 	"crypto/sha256"
 	"encoding/hex"
 	"fmt"
+	"math"
 	"regexp"
 	"strconv"
 	"strings"
 
+	"github.com/deepwell/deepwell/chat"
 	"github.com/deepwell/deepwell/diag"
 	"github.com/deepwell/deepwell/dtype"
 	"github.com/deepwell/deepwell/ir"
@@ -17,11 +19,13 @@ import (
 // keys. A tag names the key of a field, the values in its range or list of words, and whether the
 // value is free to change when a run is resumed.
 type Recipe struct {
-	Model      string      `key:"model" kind:"source"` // preset, hf:org/name, or a path
-	Init       string      `key:"init" in:"random weights"`
-	Out        string      `key:"out" kind:"path" resume:"free"`
-	Seed       int         `key:"seed"`
+	Model string `key:"model" kind:"source"` // preset, hf:org/name, or a path
+	Init  string `key:"init" in:"random weights"`
+	Out   string `key:"out" kind:"path" resume:"free"`
+	Seed  int    `key:"seed"`
+	// Of Steps and Epochs one is given, and the other 0 until SetSteps.
 	Steps      int         `key:"steps" in:"1.." resume:"free"`
+	Epochs     float64     `key:"epochs" resume:"free"`
 	Batch      int         `key:"batch" in:"1.."` // sequences per step, on all devices together
 	Microbatch int         `key:"microbatch" in:"1.." resume:"free"`
 	Seq        int         `key:"seq" in:"2.."`
@@ -83,13 +87,15 @@ func (d *Data) Streams() bool { return len(d.Sources) > 0 && d.Sources[0].Path =
 
 // A Source is one dataset, and its share of the mixture. Weight is 0 in all sources of a recipe, or
 // in none; without weights, each counts by its size. Name and Format are inferred from the path,
-// Template from the tokenizer, where they are empty. All chat templates of a recipe agree.
+// Template from the tokenizer, where they are empty. All chat templates of a recipe agree. Columns
+// are names of columns ([chat.Columns]) that the rows call otherwise.
 type Source struct {
-	Path     string  `key:"path" kind:"path"`
-	Name     string  `key:"name"`
-	Weight   float64 `key:"weight"`
-	Format   string  `key:"format" in:"text jsonl parquet megatron"`
-	Template string  `key:"template"`
+	Path     string       `key:"path" kind:"path"`
+	Name     string       `key:"name"`
+	Weight   float64      `key:"weight"`
+	Format   string       `key:"format" in:"text jsonl csv tsv parquet megatron"`
+	Template string       `key:"template"`
+	Columns  chat.Columns `key:"columns"`
 }
 
 // Eval is the section [eval]. Path or Share is the held-out data; at most one of them is set.
@@ -115,9 +121,9 @@ type Guard struct {
 type spelling struct{ key, path string }
 
 // Default is a recipe with nothing but the defaults of keys.txt, which docs/run.toml.md lists. It
-// lacks a model, data and the sizes Steps, Batch and Seq. Of the defaults, mind Out, the folder
-// "run" in the working directory; Warmup, 100 steps, or all of a shorter run; and MinLR, which
-// follows LR.
+// lacks a model, data and the sizes Steps (or Epochs), Batch and Seq. Of the defaults, mind Out,
+// the folder "run" in the working directory; Warmup, 100 steps, or all of a shorter run; and MinLR,
+// which follows LR.
 func Default() *Recipe {
 	p := &reader{r: &Recipe{written: map[spelling]string{}}}
 	p.fill(nil)
@@ -155,11 +161,39 @@ func (r *Recipe) String() string {
 			fmt.Fprintf(&b, "\n[%s]\n", s)
 		}
 		// "" is a default that only words can say, and [] are the sources of a recipe without data.
-		if value := k.get(r); value != `""` && value != "[]" {
+		if value := k.get(r); value != `""` && value != "[]" && !r.leavesOut(k.Name) {
 			fmt.Fprintf(&b, "%s = %s\n", k.short(), value)
 		}
 	}
 	return b.String()
+}
+
+// leavesOut reports whether a key is not printed: of steps and epochs, what is not known.
+func (r *Recipe) leavesOut(key string) bool {
+	return key == "steps" && r.Steps == 0 && r.Epochs > 0 || key == "epochs" && r.Epochs == 0
+}
+
+// SetSteps derives Steps from Epochs and the number of sequences that the data has: the steps that
+// go through them that often, the last one begun counting whole. A recipe with steps stays as it
+// is.
+func (r *Recipe) SetSteps(sequences int64) error {
+	if r.Epochs == 0 {
+		return nil
+	}
+	steps := math.Ceil(r.Epochs * float64(sequences) / float64(r.Batch))
+	if steps > maxInt {
+		return diag.New(diag.RecipeValue, "epochs: %s epochs of %d sequences are %.0f steps",
+			float(r.Epochs), sequences, steps).At("epochs").Try("give fewer, or steps = %d", maxInt)
+	}
+	r.Steps = max(1, int(steps))
+	if o := &r.Optimizer; o.Warmup == Default().Optimizer.Warmup {
+		o.Warmup = min(o.Warmup, r.Steps)
+	} else if o.Warmup > r.Steps {
+		return diag.New(diag.RecipeValue, "warmup = %d is more than the %d steps of %s epochs", o.Warmup,
+			r.Steps, float(r.Epochs)).At("optimizer.warmup").Try("set warmup to %d, or epochs to more",
+			r.Steps/10)
+	}
+	return nil
 }
 
 // Fingerprint names the part of the recipe that must not change while a run lasts.

@@ -18,7 +18,7 @@ import (
 )
 
 // maxKeys is the limit of the design: a recipe is read by people.
-const maxKeys = 31
+const maxKeys = 32
 
 func getenv(name string) string {
 	return map[string]string{"DATA": "/corpora", "HOME": "/home/ada"}[name]
@@ -200,8 +200,8 @@ func TestMistakes(t *testing.T) {
 		{"no sources", strings.Replace(smallest, `["a.txt"]`, `[]`, 1), nil, diag.RecipeValue, []string{"it is empty"}},
 		{"source key", strings.Replace(smallest, `["a.txt"]`, "[\n{path = \"a\"},\n{path = \"b\",\n wieght = 2}]", 1), nil,
 			diag.RecipeValue, []string{`no key "wieght"`, "run.toml:9 wieght = 2}]", `did you mean "weight"?`}},
-		{"source list", "[[data.sources]]\npath = 'a'\n[[data.sources]]\nformat = 'csv'\n", nil,
-			diag.RecipeValue, []string{`"csv" is not one of text,`, "run.toml:4"}},
+		{"source list", "[[data.sources]]\npath = 'a'\n[[data.sources]]\nformat = 'xlsx'\n", nil,
+			diag.RecipeValue, []string{`"xlsx" is not one of text,`, "run.toml:4"}},
 		{"no path", strings.Replace(smallest, `["a.txt"]`, "[{weight = 1.0}]", 1), nil, diag.RecipeValue,
 			[]string{"a source has no path"}},
 		{"weight", strings.Replace(smallest, `["a.txt"]`, "[{path = 'a', weight = 0}]", 1), nil, diag.RecipeValue,
@@ -324,6 +324,81 @@ func TestPrecisions(t *testing.T) {
 	}
 }
 
+// The steps of a run are given, or follow from epochs once the data is known.
+func TestEpochs(t *testing.T) {
+	text := strings.Replace(smallest, "steps = 1000\n", "epochs = 2.5\n", 1)
+	r, err := Parse([]byte(text), "run.toml", nil, getenv)
+	if err != nil || r.Steps != 0 || r.Epochs != 2.5 {
+		t.Fatalf("%v %+v", err, r)
+	}
+	same(t, r)
+	if err := r.SetSteps(33); err != nil || r.Steps != 6 || r.Optimizer.Warmup != 6 { // 2.5 × 33 / 16
+		t.Errorf("%d steps, warmup %d, %v", r.Steps, r.Optimizer.Warmup, err)
+	}
+	if err := r.Check(); err != nil {
+		t.Error(err)
+	}
+	// A checkpoint has both, and the run goes on from it, also for longer.
+	saved := r.String()
+	if was, err := Saved([]byte(saved), "run"); err != nil || was.Steps != 6 || was.Epochs != 2.5 {
+		t.Errorf("%+v, %v", was, err)
+	}
+	longer, err := Parse([]byte(text), "run.toml", []string{"epochs=4", "optimizer.warmup=6"}, getenv)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := longer.SetSteps(33); err != nil || longer.Steps != 9 || longer.Resumable([]byte(saved), "run") != nil {
+		t.Errorf("%+v, %v, %v", longer, err, longer.Resumable([]byte(saved), "run"))
+	}
+	// Of the two, the one that is set counts.
+	if r, err = Parse([]byte(text), "run.toml", []string{"steps=7"}, getenv); err != nil || r.Steps != 7 || r.Epochs != 0 {
+		t.Errorf("%+v, %v", r, err)
+	}
+	if err := r.SetSteps(33); err != nil || r.Steps != 7 {
+		t.Errorf("%d steps, %v", r.Steps, err)
+	}
+	for want, set := range map[string][]string{
+		"both given":       {"steps=7", "epochs=1"},
+		"never gives":      {"epochs=0"},
+		"is less than 0.0": {"epochs=-1"},
+		"no length":        {"epochs=1", `data.sources=["-"]`},
+	} {
+		if _, err := Parse([]byte(text), "run.toml", set, getenv); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%v: %v; want %s", set, err, want)
+		}
+	}
+	if r, err = Parse([]byte(text), "run.toml", []string{"optimizer.warmup=50"}, getenv); err != nil {
+		t.Fatal(err)
+	}
+	if err := r.SetSteps(33); !errors.Is(err, diag.RecipeValue) {
+		t.Errorf("a warmup that is longer than the run: %v", err)
+	}
+	r.Optimizer.Warmup, r.Epochs = 0, 1e9
+	if err := r.SetSteps(1 << 40); !errors.Is(err, diag.RecipeValue) {
+		t.Errorf("a run without end: %v", err)
+	}
+}
+
+func TestColumns(t *testing.T) {
+	parse := func(columns string) (*Recipe, error) {
+		return Parse([]byte(smallest), "run.toml",
+			[]string{`data.sources=[{path = "a.csv", columns = ` + columns + `}]`}, getenv)
+	}
+	r, err := parse(`{prompt = "question", completion = "the \"answer\""}`)
+	if err != nil || r.Data.Sources[0].Columns["completion"] != `the "answer"` {
+		t.Fatalf("%+v, %v", r, err)
+	}
+	same(t, r)
+	for columns, want := range map[string]string{
+		`"question"`: "not a table", `{}`: "not a table", `{promt = "x"}`: `did you mean "prompt"?`,
+		`{text = 3}`: "not a string", `{text = "a", prompt = "b"}`: "of two kinds",
+	} {
+		if _, err := parse(columns); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%s: %v; want %s", columns, err, want)
+		}
+	}
+}
+
 func TestResume(t *testing.T) {
 	base, err := Parse([]byte(smallest), "run.toml", nil, getenv)
 	if err != nil {
@@ -331,7 +406,7 @@ func TestResume(t *testing.T) {
 	}
 	for _, k := range table {
 		change := map[string]string{
-			"model": "other", "init": "random", "out": "elsewhere", "seed": "9", "steps": "5000", "batch": "32", "microbatch": "4",
+			"model": "other", "init": "random", "out": "elsewhere", "seed": "9", "steps": "5000", "epochs": "2", "batch": "32", "microbatch": "4",
 			"seq": "64", "precision": "f32", "recompute": "full", "optimizer.name": "muon", "optimizer.lr": "1e-3",
 			"optimizer.schedule": "wsd", "optimizer.warmup": "7", "optimizer.weight_decay": "0", "optimizer.betas": "[0.8, 0.9]",
 			"optimizer.max_grad_norm": "2", "optimizer.moments": "bf16", "data.sources": `["b.txt"]`, "data.tokenizer": "x.json", "data.document_mib": "7",

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"io"
 	"os"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -11,6 +12,7 @@ import (
 	"golang.org/x/term"
 
 	"github.com/deepwell/deepwell"
+	"github.com/deepwell/deepwell/chat"
 	"github.com/deepwell/deepwell/data"
 	"github.com/deepwell/deepwell/event"
 	"github.com/deepwell/deepwell/internal/human"
@@ -50,7 +52,9 @@ func (a *app) dataPeek() *cobra.Command {
 	f.StringVar(&job.Source.Template, "template", "", "chat template: "+
 		strings.Join(data.Templates(), ", ")+" (default: inferred from the tokenizer)")
 	f.StringVar(&format, "format", "",
-		"text, jsonl, parquet or megatron (default: inferred from the file name)")
+		strings.Join(data.Formats(), ", ")+" (default: inferred from the file name)")
+	f.StringToStringVar((*map[string]string)(&job.Source.Columns), "column", nil,
+		"name a column, such as instruction=question,output=answer")
 	f.StringVar(&job.End, "end", "", "end-of-document token (default: the tokenizer's)")
 	f.BoolVar(&ids, "ids", false, "print one token per line, with its id")
 	return cmd
@@ -66,6 +70,9 @@ func (a *app) showStats(p *deepwell.PeekResult) {
 			float64(s.Tokens)/float64(s.Bytes))
 	}
 	fmt.Fprintf(a.stdout, ", %s of %d\n", human.Count(s.Sequences, "sequence"), p.Seq)
+	if !slices.Equal(s.Kinds, []string{chat.PlainText.String()}) && len(s.Kinds) > 0 {
+		fmt.Fprintf(a.stdout, "rows: %s\n", strings.Join(s.Kinds, ", "))
+	}
 	documents := int64(p.Tokens[len(p.Tokens)-1].Document) + 1
 	fmt.Fprintf(a.stdout, "sequence %d: %s, loss on %d of %s\n\n", p.Row,
 		human.Count(documents, "document"), p.Count, human.Count(int64(p.Seq), "label"))
