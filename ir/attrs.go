@@ -42,7 +42,7 @@ var attributes = func() map[string]map[string]string {
 		"dispatch":        "experts:i capacity:i blocks:b axis:s payload:s",
 		"combine":         "apart:b axis:s payload:s",
 		"gather":          "dim:s", "scatter": "dim:s size:i", "top_k": "dim:s k:i",
-		"all_gather": move, "reduce_scatter": move, "shard_slice": move,
+		"all_gather": move + " apart:b", "reduce_scatter": move, "shard_slice": move,
 		"all_reduce": "axis:s axes:l", "all_to_all": "axis:s from:s to:s",
 		"repeat":   "n:i carries:i stacked:i first:i reverse:b",
 		"quantize": bits, "quantize_stats": bits, "amax": bits + " axes:l",

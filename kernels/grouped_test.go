@@ -32,6 +32,7 @@ func TestGroups(t *testing.T) {
 	same := func(*kernels.Grouping) {}
 	quantized := func(g *kernels.Grouping) { g.Format = dtype.MXFP8 }
 	moved := func(g *kernels.Grouping) { quantized(g); g.Moved = true }
+	four := func(g *kernels.Grouping) { g.Format = dtype.NVFP4 }
 	for _, row := range []struct {
 		name  string
 		g     kernels.Grouping
@@ -52,7 +53,16 @@ func TestGroups(t *testing.T) {
 		{"full slots", mixtral(func(g *kernels.Grouping) { g.Slots = 2048 }), false, "100 %"},
 		{"few slots", mixtral(func(g *kernels.Grouping) { g.Slots = 3072 + 32 }), false, "whole tiles"},
 		{"short sums", mixtral(func(g *kernels.Grouping) { g.In = 512 }), false, "does not pay"},
-		{"NVFP4", mixtral(func(g *kernels.Grouping) { g.Format = dtype.NVFP4 }), false, "NVFP4"},
+		{"NVFP4", mixtral(four), false, "does not pay"},
+		{"NVFP4, gathered", mixtral(func(g *kernels.Grouping) { four(g); g.Moved = true }), true,
+			"as FSDP gathers"},
+		{"NVFP4, long sums", mixtral(func(g *kernels.Grouping) { four(g); g.Out, g.In = g.In, g.Out }), true,
+			"skipped"},
+		{"NVFP4, gradient", mixtral(func(g *kernels.Grouping) { four(g); g.Grad = true }), false,
+			"does not pay"},
+		{"NVFP4, gradient, reduced", mixtral(func(g *kernels.Grouping) { four(g); g.Grad, g.Moved = true, true }),
+			true, "as FSDP gathers"},
+		{"another format", mixtral(func(g *kernels.Grouping) { g.Format = "fp8" }), false, "NVFP4"},
 		{"float32", mixtral(func(g *kernels.Grouping) { g.Elem = dtype.F32 }), false, "bf16"},
 		{"slots of 64 devices", deepseek(same), false, "100 %"},
 		{"slots of 64 devices, gathered", deepseek(func(g *kernels.Grouping) { g.Moved = true }), false,
@@ -108,6 +118,7 @@ func TestFilled(t *testing.T) {
 		{mixtral(func(g *kernels.Grouping) { g.Parts = 8 }), 8 * 2560},
 		{mixtral(func(g *kernels.Grouping) { g.Grad = true }), 8 * 2176},
 		{mixtral(func(g *kernels.Grouping) { g.Grad, g.Parts = true, 8 }), 8 * 3072},
+		{mixtral(func(g *kernels.Grouping) { g.Grad, g.Format = true, dtype.NVFP4 }), 8 * 2304},
 		{deepseek(func(*kernels.Grouping) {}), 4 * 64 * 192},
 	} {
 		if got := row.g.Filled(); got != row.want {

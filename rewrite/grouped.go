@@ -4,9 +4,11 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/deepwell/deepwell/dtype"
 	"github.com/deepwell/deepwell/internal/lists"
 	"github.com/deepwell/deepwell/ir"
 	"github.com/deepwell/deepwell/kernels"
+	"github.com/deepwell/deepwell/kernels/fused"
 )
 
 // grouped begins the kinds of GEMMs of experts that a kernel of our own computes, which skips tiles
@@ -29,6 +31,8 @@ const (
 	// largest stride in memory; "" is the experts.
 	attrFirst = "first"
 	attrWhy   = "why" // the selector's reason
+	// attrShards is the number of shards of the weights that stay apart.
+	attrShards = "shards"
 )
 
 // An Experts is a GEMM of experts.
@@ -37,6 +41,8 @@ type Experts struct {
 	// Rows tells tiles without a token: rows, or their scales, that are zero in empty slots.
 	Rows  *ir.Value
 	First string // see attrFirst
+	// gather is of weights whose shards stay apart ([kernels.Grouping.Shards]).
+	gather *ir.Op
 	// Kept and Summed name the dimensions of weights; of a gradient, Kept is of the first argument and
 	// Summed of the second.
 	Kept, Summed string
@@ -61,7 +67,11 @@ func groupExperts(s *kernels.Selector) func(*ir.Graph) error {
 				s.Note(kernels.Choice{Kind: op.Kind, Kernel: kernel, Why: why})
 				return nil
 			}
-			a := op.Attrs.With(attrFilled, e.Filled()).With(attrFirst, e.First).With(attrWhy, why)
+			a := op.Attrs.With(attrFilled, e.Filled()).With(attrFirst, e.First).With(attrWhy, why).
+				With(attrShards, e.Shards)
+			if e.gather != nil {
+				e.gather.Attrs = e.gather.Attrs.With("apart", true)
+			}
 			return r.ReplaceWith(op, grouped+op.Kind, a, append(slices.Clone(op.In), e.Rows)...)
 		})
 	}
@@ -74,7 +84,8 @@ func GroupedOf(op *ir.Op) (e Experts, filled int64, ok bool) {
 	}
 	one := *op
 	one.Kind, one.In = strings.TrimPrefix(op.Kind, grouped), op.In[:len(op.In)-1]
-	e, ok = shapeOf(&one, typeOf)
+	e, ok = shapeOf(&one, func(v *ir.Value) ir.Type { return unpacked(op, v) })
+	e.Shards = op.Attrs.Int(attrShards)
 	e.Rows, e.First = op.In[len(op.In)-1], op.Attrs.Text(attrFirst)
 	e.Why = op.Attrs.Text(attrWhy)
 	return e, op.Attrs.Int(attrFilled), ok
@@ -107,6 +118,16 @@ func shapeOf(op *ir.Op, typed func(*ir.Value) ir.Type) (e Experts, ok bool) {
 	rounded := !slices.Contains([]string{"", x.Elem.String()}, op.Attrs.Text("in"))
 	return e, a.Name != "" && b.Name != "" && !rounded &&
 		(e.Grad || w.Index(ir.Slots) < 0 && !e.Wide)
+}
+
+// unpacked is the type of a value of a GEMM's operands in numbers, also where two are in a byte.
+func unpacked(op *ir.Op, v *ir.Value) ir.Type {
+	t, f := v.Type, ir.Format(op.Attrs.Text("format"))
+	if n := len(t.Dims); f != "" && f.Codes().Bits() == 4 && t.Elem == dtype.U8 && n > 0 {
+		t.Dims = slices.Clone(t.Dims)
+		t.Dims[n-1].Size *= 2
+	}
+	return t
 }
 
 func typeOf(v *ir.Value) ir.Type { return v.Type }
@@ -153,8 +174,27 @@ func expertsOf(op *ir.Op, by map[*ir.Value][]*ir.Op, typed func(*ir.Value) ir.Ty
 	if e.First == ir.ExpertDim {
 		e.First = ""
 	}
-	e.Moved = e.First != ""
+	if e.Format == ir.NVFP4 && e.First == e.Summed && !e.Grad {
+		e.First = "" // bytes hold two numbers along it
+		e.gather, e.Shards = shardsOf(op.In[n], e.Grouping, typed)
+	}
+	e.Moved = e.First != "" || e.Shards > 0
 	return e, true
+}
+
+// shardsOf gives the gather of packed weights along what is summed over and its number of shards,
+// if the grouped kernel reads them one behind the other; else nil.
+func shardsOf(v *ir.Value, g kernels.Grouping, typed func(*ir.Value) ir.Type) (*ir.Op, int64) {
+	op := v.Def()
+	if op == nil || op.Kind != "all_gather" {
+		return nil, 0
+	}
+	dim := op.Attrs.Text("dim")
+	n := typed(v).Size(dim) / max(typed(op.In[0]).Size(dim), 1)
+	if n < 2 || !(fused.Group{In: int(g.In), Format: g.Format}).TakesShards(int(n)) {
+		return nil, 0
+	}
+	return op, n
 }
 
 // tokens finds the dispatched rows, or their codes or scales, that values with slots are computed
@@ -222,7 +262,7 @@ func groupedRow(kind string) *ir.Row {
 		Lower: func(b *ir.Builder, op *ir.Op) []*ir.Value {
 			constants := map[string]any{}
 			for _, a := range op.Attrs {
-				if !slices.Contains([]string{attrFilled, attrFirst, attrWhy}, a.Key) {
+				if !slices.Contains([]string{attrFilled, attrFirst, attrWhy, attrShards}, a.Key) {
 					constants[a.Key] = a.Value
 				}
 			}

@@ -232,23 +232,28 @@ func norms() (list []kernel) {
 }
 
 // grouped are the GEMMs of experts, with weights as they are and as FSDP gathers them: along what
-// is kept (oek), or along what is summed over (keo). Gradients are written as they are reduced.
+// is kept (oek), or along what is summed over (keo; of NVFP4, whose numbers are packed along it, in
+// shards). Gradients are written as they are reduced.
 func grouped() (list []kernel) {
 	for _, f := range []dtype.Format{"", dtype.MXFP8, dtype.NVFP4} {
 		for _, order := range []string{"eok", "oek", "keo"} {
 			for _, grad := range []bool{false, true} {
 				g := fused.Group{Rows: 16384, Out: 4096, In: 7168, Experts: 8, Format: f, Weights: order,
 					Grad: grad}
-				if f == dtype.NVFP4 && (grad || order == "keo") || grad && order == "keo" {
+				if grad && order == "keo" {
 					continue // there is no such kernel
+				}
+				as := order
+				if f == dtype.NVFP4 && order == "keo" {
+					g.Weights, g.Shards, as = "eok", 4, "shards"
 				}
 				name := "grouped "
 				if grad {
 					name += "dw "
 				}
 				name += cmp.Or(string(f), "bf16")
-				if order != "eok" {
-					name += " " + order
+				if as != "eok" {
+					name += " " + as
 				}
 				list = append(list, kernel{name, 0, func(gpu string) (*triton.Kernel, error) {
 					g.Small = gpu == "rtx6000pro"

@@ -4,6 +4,7 @@ import (
 	"context"
 	"encoding/binary"
 	"fmt"
+	"math"
 	"math/rand/v2"
 	"slices"
 
@@ -27,6 +28,9 @@ func SmallGroup(g fused.Group) fused.Group {
 	}
 	g.Experts, g.Filled = min(g.Experts, 3), 0
 	g.Rows, g.Out, g.In = g.Experts*groupedSlots, shrunk(g.Out), shrunk(g.In)
+	if g.Shards > 0 { // two, of two steps each
+		g.Shards, g.In = 2, 1024
+	}
 	return g
 }
 
@@ -58,8 +62,8 @@ type side struct {
 
 // drawSide makes a random operand in an order of its dimensions: experts (e), what is kept (o) and
 // what is summed over (k).
-func drawSide(f dtype.Format, r *rand.Rand, order string, experts, kept, summed int) (s side,
-	err error) {
+func drawSide(f dtype.Format, r *rand.Rand, order string, shards, experts, kept,
+	summed int) (s side, err error) {
 	n := experts * kept * summed
 	s = side{numbers: make([]float32, n), kept: kept, summed: summed}
 	bits := make([]uint16, n)
@@ -69,32 +73,49 @@ func drawSide(f dtype.Format, r *rand.Rand, order string, experts, kept, summed 
 	}
 	codes, width := words(bits), 2
 	var scales []byte
-	if f == dtype.MXFP8 {
+	each := summed // elements, or bytes of two numbers, along the sum
+	switch f {
+	case "":
+	case dtype.MXFP8:
 		codes, scales, width = make([]byte, n), make([]byte, n/block.MXFP8Size), 1
 		if err = block.MXFP8(codes, scales, bits); err == nil {
 			err = block.FromMXFP8(s.numbers, codes, scales)
 		}
-	} else if f != "" {
+	case dtype.NVFP4:
+		codes, scales, width, each = make([]byte, n/2), make([]byte, n/block.NVFP4Size), 1, summed/2
+		const amax = 6 * 448 // the scale of the tensor is then 1
+		if err = block.NVFP4(codes, scales, bits, amax); err == nil {
+			err = block.FromNVFP4(s.numbers, codes, scales, 1)
+		}
+	default:
 		err = fmt.Errorf("the host has no plain form of a grouped GEMM in %s", f)
 	}
 	if err != nil {
 		return s, err
 	}
-	var laid []byte
-	size, at := map[byte]int{'e': experts, 'o': kept, 'k': summed}, map[byte]int{}
-	for at[order[0]] = range size[order[0]] {
-		for at[order[1]] = range size[order[1]] {
-			for at[order[2]] = range size[order[2]] {
-				i := ((at['e']*kept+at['o'])*summed + at['k']) * width
-				laid = append(laid, codes[i:i+width]...)
+	s.arrays = [][]byte{laidOut(codes, order, width, shards, experts, kept, each)}
+	if scales != nil {
+		s.arrays = append(s.arrays, swizzled(scales, experts*kept, len(scales)/(experts*kept)))
+	}
+	return s, nil
+}
+
+// laidOut puts codes [experts, kept, summed] of a width in bytes in an order of their dimensions,
+// in shards along the sum, one behind the other.
+func laidOut(codes []byte, order string, width, shards, experts, kept, summed int) (laid []byte) {
+	each := summed / shards
+	size, at := map[byte]int{'e': experts, 'o': kept, 'k': each}, map[byte]int{}
+	for shard := range shards {
+		for at[order[0]] = range size[order[0]] {
+			for at[order[1]] = range size[order[1]] {
+				for at[order[2]] = range size[order[2]] {
+					i := ((at['e']*kept+at['o'])*summed + shard*each + at['k']) * width
+					laid = append(laid, codes[i:i+width]...)
+				}
 			}
 		}
 	}
-	s.arrays = [][]byte{laid}
-	if scales != nil {
-		s.arrays = append(s.arrays, swizzled(scales, experts*kept, summed/block.MXFP8Size))
-	}
-	return s, nil
+	return laid
 }
 
 // swizzled puts scales of rows and blocks into the order of tensor cores.
@@ -116,7 +137,11 @@ type drawnGroup struct {
 	operands [][]byte
 	x, w     side
 	filled   []int // rows of each expert
+	scale    float64
 }
+
+// scalesOfTensors are of what NVFP4 multiplies.
+var scalesOfTensors = [2]float32{0.037, 3e-3}
 
 func drawGroup(g fused.Group, r *rand.Rand) (d drawnGroup, err error) {
 	d.Group = g
@@ -129,15 +154,15 @@ func drawGroup(g fused.Group, r *rand.Rand) (d drawnGroup, err error) {
 		if g.Format != "" {
 			order = "eok"
 		}
-		if d.x, err = drawSide(g.Format, r, order, g.Experts, g.Out, groupedSlots); err == nil {
-			d.w, err = drawSide(g.Format, r, order, g.Experts, g.In, groupedSlots)
+		if d.x, err = drawSide(g.Format, r, order, 1, g.Experts, g.Out, groupedSlots); err == nil {
+			d.w, err = drawSide(g.Format, r, order, 1, g.Experts, g.In, groupedSlots)
 		}
 		for _, n := range d.filled {
 			list = append(list, int32(n))
 		}
 	} else {
-		if d.x, err = drawSide(g.Format, r, "eok", g.Experts, groupedSlots, g.In); err == nil {
-			d.w, err = drawSide(g.Format, r, g.Weights, g.Experts, g.Out, g.In)
+		if d.x, err = drawSide(g.Format, r, "eok", 1, g.Experts, groupedSlots, g.In); err == nil {
+			d.w, err = drawSide(g.Format, r, g.Weights, max(g.Shards, 1), g.Experts, g.Out, g.In)
 		}
 		for e, n := range d.filled {
 			for row := 0; row < groupedSlots; row += 128 {
@@ -152,6 +177,12 @@ func drawGroup(g fused.Group, r *rand.Rand) (d drawnGroup, err error) {
 		numbers = binary.LittleEndian.AppendUint32(numbers, uint32(n))
 	}
 	d.operands = append(slices.Concat(d.x.arrays, d.w.arrays), numbers)
+	if d.scale = 1; g.Format.TensorScale() {
+		for _, s := range scalesOfTensors {
+			d.scale *= float64(s)
+			d.operands = append(d.operands, binary.LittleEndian.AppendUint32(nil, math.Float32bits(s)))
+		}
+	}
 	return d, err
 }
 
@@ -170,7 +201,7 @@ func (d drawnGroup) apart(k *triton.Kernel, got []byte) float64 {
 				if d.Grad && d.Weights == "oek" {
 					at = (i*d.Experts+e)*d.w.kept + j
 				}
-				v := float32(d.sum(e, i, j, filled))
+				v := float32(d.scale * d.sum(e, i, j, filled))
 				if elem != triton.F32 {
 					v = dtype.F32FromBF16(dtype.BF16FromF32(v))
 				}
@@ -184,7 +215,9 @@ func (d drawnGroup) apart(k *triton.Kernel, got []byte) float64 {
 // sum is one element of an expert's result, of which that many rows are filled.
 func (d drawnGroup) sum(e, i, j, filled int) (sum float64) {
 	n := d.x.summed
-	if d.Grad {
+	if d.Grad && d.Format == dtype.NVFP4 {
+		n = (filled + 255) / 256 * 256 // two tiles at a time; behind tokens they are zeros in programs
+	} else if d.Grad {
 		n = filled
 	} else if i >= filled {
 		return 0

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"fmt"
 	"slices"
+	"strconv"
 	"strings"
 
 	"github.com/deepwell/deepwell/dtype"
@@ -12,6 +13,7 @@ import (
 // String specifies the product in the call of its kernel, for whoever reads the program:
 //
 //	grouped mxfp8 24576x14336x4096 experts=8 filled=16896 weights=keo
+//	grouped nvfp4 24576x14336x4096 experts=8 filled=17408 weights=eok shards=8
 func (g Group) String() string {
 	words := []string{"grouped", cmp.Or(string(g.Format), "bf16"),
 		fmt.Sprintf("%dx%dx%d", g.Rows, g.Out, g.In), fmt.Sprintf("experts=%d", g.Experts),
@@ -20,6 +22,9 @@ func (g Group) String() string {
 		if *is {
 			words = append(words, word)
 		}
+	}
+	if g.Shards > 0 {
+		words = append(words, fmt.Sprintf("shards=%d", g.Shards))
 	}
 	slices.Sort(words[6:])
 	return strings.Join(words, " ")
@@ -50,6 +55,12 @@ func ParseGroup(text string) (g Group, err error) {
 		return g, bad
 	}
 	for _, word := range words[6:] {
+		if n, ok := strings.CutPrefix(word, "shards="); ok {
+			if g.Shards, err = strconv.Atoi(n); err != nil {
+				return g, bad
+			}
+			continue
+		}
 		is := g.flags()[word]
 		if is == nil {
 			return g, bad
@@ -108,11 +119,16 @@ func (g Group) Bits() int {
 // Share is the kernel's FLOP rate over a library's, by a model: a tile in one multiprocessor loads
 // 96 bytes a clock at full rate, of which L2 is assumed to give 64, and nothing hides the first
 // loads and the way out, which take as long as 892 numbers of the sum; libraries reach 72.5 % of
-// peak (reference/moe_lowering.md 6: 60 % of peak at sums of 7,168, 47 % at 2,048).
+// peak (reference/moe_lowering.md 6: 60 % of peak at sums of 7,168, 47 % at 2,048). In NVFP4 the
+// way out takes as long as 1,024 numbers (52.5 % at 7,168, 40 % at 2,048).
 func (g Group) Share() float64 {
 	sum := float64(g.In)
 	if g.Grad {
 		sum = float64(g.Filled) / float64(max(g.Experts, 1))
 	}
-	return 0.675 / 0.725 * sum / (sum + 892)
+	most, ends := 0.675, 892.0
+	if g.Format == dtype.NVFP4 {
+		most, ends = 0.6, 1024
+	}
+	return most / 0.725 * sum / (sum + ends)
 }

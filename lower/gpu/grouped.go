@@ -1,6 +1,8 @@
 package gpu
 
 import (
+	"slices"
+
 	"github.com/deepwell/deepwell/dtype"
 	"github.com/deepwell/deepwell/ir"
 	"github.com/deepwell/deepwell/kernels"
@@ -32,7 +34,7 @@ func groupedDot(w writer, op *ir.Op, in []val) []val {
 	live := w.liveTiles(in[len(in)-1])
 	g := fused.Group{Rows: int(e.Experts * e.Slots), Experts: int(e.Experts), Out: int(e.Out),
 		In: int(e.In), Format: e.Format, Grad: e.Grad, Wide: e.Wide, Filled: int(filled),
-		Small: w.Target.Arch() == "sm_120"}
+		Small: w.Target.Arch() == "sm_120", Shards: int(e.Shards)}
 	if e.Grad {
 		return w.groupedGrad(op, e, g, in, live)
 	}
@@ -50,8 +52,11 @@ func groupedDot(w writer, op *ir.Op, in []val) []val {
 		g.Weights += letters[name]
 	}
 	weights := w.side(in[n:len(in)-1], ir.ExpertDim, e.Kept, e.Summed)
-	weights[0] = w.Transpose(in[n], order)
-	out := w.groupedCall(g, append(append(sides, weights...), w.expertsOfTiles(live))...)
+	if weights[0] = w.Transpose(in[n], order); e.Shards > 0 {
+		weights[0] = w.apart(weights[0], e.Shards)
+	}
+	args := append(append(sides, weights...), w.expertsOfTiles(live))
+	out := w.groupedCall(g, append(args, w.tensorScales(e.Format, in)...)...)
 	return []val{w.placed(op, out, ir.ExpertDim, ir.Slots, e.Kept)}
 }
 
@@ -75,7 +80,27 @@ func (w writer) groupedGrad(op *ir.Op, e rewrite.Experts, g fused.Group, in []va
 		return w.side(v, ir.ExpertDim, name, ir.Slots)
 	}
 	args := append(append(side(a, kept), side(b, other)...), w.filledRows(live))
+	args = append(args, w.tensorScales(e.Format, in)...)
 	return []val{w.placed(op, w.groupedCall(g, args...), order...)}
+}
+
+// apart gives weights [experts, kept, summed] in the order in which their shards were gathered,
+// each with all experts.
+func (w writer) apart(v val, shards int64) val {
+	dims := slices.Clone(v.Type.Dims)
+	last := len(dims) - 1
+	dims[last].Size /= shards
+	dims = slices.Insert(dims, last, ir.Dim{Name: stablehlo.Shards, Size: shards})
+	order := append([]string{stablehlo.Shards}, ir.Names(v.Type.Dims)...)
+	return w.Transpose(w.Reshape(v, ir.Type{Dims: dims}), order)
+}
+
+// tensorScales gives the decode scales of both operands' tensors, if the format has them.
+func (w writer) tensorScales(f dtype.Format, in []val) []val {
+	if !f.TensorScale() {
+		return nil
+	}
+	return []val{w.tensorScale(in[2]).Decode, w.tensorScale(in[5]).Decode}
 }
 
 // side gives an operand of a grouped GEMM in an order of its dimensions: a value in bfloat16, or
@@ -112,7 +137,7 @@ func (w writer) placed(op *ir.Op, v val, order ...string) val {
 
 // liveTiles tells for each tile of 128 slots [experts, tile] whether one holds a token: whether its
 // rows, or the scales of its blocks, are not all zero. E8M0 scales are zero in a block below
-// 448 · 2^-127, which counts as empty.
+// 448 · 2^-127, which counts as empty; a block whose E4M3 scale is zero is zero.
 func (w writer) liveTiles(rows val) val {
 	others := ir.Names(ir.Without(rows.Type.Dims, ir.ExpertDim, ir.Slots))
 	v := w.Transpose(rows, append([]string{ir.ExpertDim, ir.Slots}, others...))

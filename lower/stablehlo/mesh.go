@@ -85,7 +85,12 @@ func (w *Writer) carried(x Val) Val {
 	return x
 }
 
+// Shards is the dimension of gathered shards that are apart.
+const Shards = "shards"
+
 // allGather prints an all-gather along a dimension, of integers where XLA:CPU would widen the type.
+// Shards that are apart lie one behind the other in memory, each whole: XLA:GPU would put the
+// dimension first instead, and then each shard is transposed.
 func allGather(w *Writer, op *ir.Op, in []Val) []Val {
 	x, out := w.carried(in[0]), op.Out[0].Type
 	ahead := ""
@@ -94,9 +99,23 @@ func allGather(w *Writer, op *ir.Op, in []Val) []Val {
 		// EXPLICIT).
 		ahead = `, mhlo.frontend_attributes = {is_pipelineable = "true"}`
 	}
-	t := ir.Type{Elem: x.Type.Elem, Dims: out.Dims}
-	y := w.Apply(t, `"stablehlo.all_gather"(`, fmt.Sprintf(") {all_gather_dim = %d : i64, %s%s}",
-		out.Index(op.Attrs.Text("dim")), w.replicas(op.Axes()...), ahead), x)
+	dim := out.Index(op.Attrs.Text("dim"))
+	gather := func(x Val, dims []ir.Dim, dim int) Val {
+		return w.Apply(ir.Type{Elem: x.Type.Elem, Dims: dims}, `"stablehlo.all_gather"(`, fmt.Sprintf(
+			") {all_gather_dim = %d : i64, %s%s}", dim, w.replicas(op.Axes()...), ahead), x)
+	}
+	var y Val
+	if op.Attrs.Bool("apart") {
+		each := x.Type.Dims
+		shards := ir.Dim{Name: Shards, Size: out.Dims[dim].Size / each[dim].Size}
+		one := w.Reshape(x, ir.Type{Dims: slices.Insert(slices.Clone(each), 0, ir.Dim{Name: Shards,
+			Size: 1})})
+		y = gather(one, slices.Insert(slices.Clone(each), 0, shards), 0)
+		y = w.Transpose(y, slices.Insert(ir.Names(each), dim, Shards))
+		y = w.Reshape(y, ir.Type{Dims: out.Dims})
+	} else {
+		y = gather(x, out.Dims, dim)
+	}
 	return []Val{w.Bitcast(y, out.Elem)}
 }
 
