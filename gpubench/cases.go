@@ -8,6 +8,7 @@ import (
 	"github.com/deepwell/deepwell/dtype"
 	"github.com/deepwell/deepwell/ir"
 	"github.com/deepwell/deepwell/kernels"
+	"github.com/deepwell/deepwell/kernels/flash"
 	"github.com/deepwell/deepwell/lower"
 	"github.com/deepwell/deepwell/model"
 	"github.com/deepwell/deepwell/plan"
@@ -97,7 +98,7 @@ func (b *bench) attentions() (list []*benchCase, err error) {
 		seen[shape] = true
 		tokens, heads := float64(q.Size(ir.Seq)), float64(q.Size(ir.Heads))
 		score, value := float64(q.Size(ir.HeadDim)), float64(v.Size(ir.HeadDim))
-		keys := tokens / 2 // of a causal mask
+		keys := flash.MeanKeys(tokens, float64(op.Attrs.Int("window")))
 		c := &benchCase{operation: "attention, forward and backward", shape: shape,
 			flops: 3.5 * 2 * tokens * keys * heads * (score + value),
 			torch: torchCase{Kind: "attention", Seq: q.Size(ir.Seq), Heads: q.Size(ir.Heads),
@@ -127,7 +128,7 @@ func (b *bench) attentions() (list []*benchCase, err error) {
 	}
 	if len(list) == 0 {
 		err = diag.New(diag.NotSupported, "the model has no attention that can be measured alone").
-			Because("latent attention and packed documents take more than queries, keys and values").
+			Because("sinks and packed documents take more than queries, keys and values").
 			Try("deepwell bench layer")
 	}
 	return list, err
@@ -220,7 +221,11 @@ func (b *bench) programs(c *benchCase, build func(*ir.Builder) []*ir.Value) erro
 // graph is the loss of the model with one layer of each kind that it has at its beginning.
 func (b *bench) graph() (*ir.Graph, error) {
 	m := *b.o.Model
-	m.Layers = min(m.Layers, 2)
+	layers := int64(2)
+	if m.MoE != nil {
+		layers = max(layers, m.MoE.Dense+1)
+	}
+	m.Layers = min(m.Layers, layers)
 	if m.Windowed != nil {
 		m.Windowed = m.Windowed[:m.Layers]
 	}

@@ -35,6 +35,9 @@ func TestRows(t *testing.T) {
 		{Attention, "llama3.1-8b", "", "2048 tokens, 32 heads of 128, 8 of keys", 1},
 		{Layer, "llama3.1-8b", "mxfp8", "2048 tokens of width 4096", 1},
 		{MoE, "mixtral-8x7b", "", "2048 tokens of width 4096", 1},
+		{GEMM, "deepseek-v3", "", "linear, mlp.down_proj 2048×7168×18432", 11}, // three layers are dense
+		{Attention, "deepseek-v3", "", "2048 tokens, 128 heads of 192, 128 of keys", 1},
+		{Attention, "gemma2-2b", "", "2048 tokens, 8 heads of 256, 4 of keys, window 4096", 2},
 	} {
 		calls := 0
 		r, err := Run(t.Context(), Options{Kind: row.kind, Model: config(t, row.model),
