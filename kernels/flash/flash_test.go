@@ -48,6 +48,11 @@ var shapes = []flash.Attention{
 	// Caps that hardly cap: a tanh whose error is a part of 1 would leave nothing of scores.
 	{Batch: 1, Seq: 97, Heads: 2, KVHeads: 1, Head: 40, Value: 40, Causal: true, SoftCap: 1000},
 	{Batch: 1, Seq: 66, Heads: 1, KVHeads: 1, Head: 64, Value: 64, Causal: true, SoftCap: 1e30},
+	{Batch: 1, Seq: 70, Heads: 2, KVHeads: 1, Head: 132, Value: 100, Causal: true},
+	{Batch: 1, Seq: 70, Heads: 2, KVHeads: 1, Head: 136, Value: 136, Causal: true, Window: 40,
+		Documents: true, SoftCap: 5},
+	{Batch: 1, Seq: 40, Heads: 1, KVHeads: 1, Head: 192, Value: 192, Causal: true},
+	{Batch: 1, Seq: 40, Heads: 1, KVHeads: 1, Head: 132, Value: 20, Causal: true},
 }
 
 // A problem is an attention with its operands.

@@ -20,8 +20,8 @@ type writer struct {
 // newWriter begins the kernel. Programs with most work begin first: under a causal mask the last
 // queries see the most keys, and the first keys are seen by the most queries.
 func (a Attention) newWriter() *writer {
-	w := &writer{Attention: a, t: a.tiles(), in: map[string]tt.Value{}, headParts: chunks(a.Head),
-		valued: chunks(a.Value)}
+	w := &writer{Attention: a, t: a.tiles(), in: map[string]tt.Value{}, headParts: a.chunks(a.Head),
+		valued: a.chunks(a.Value)}
 	args := append(a.operands(), a.results()...)
 	name := map[Part]string{Forward: "attention", DQ: "attention_dq", DKV: "attention_dkv"}[a.Part]
 	b, v := tt.New(name, args...)
@@ -48,22 +48,33 @@ type chunk struct {
 	masked     bool
 }
 
-// leastChunk is the smallest dimension of a product on tensor cores.
-const leastChunk = 16
+// leastChunk is the smallest dimension of a product on tensor cores, leastSmall the smallest of a
+// second one where sums are in registers: with less, they spill.
+const leastChunk, leastSmall = 16, 32
 
 // chunks takes a head apart: into its largest power of two and what holds the rest, unless that is
-// as large.
-func chunks(size int) []chunk {
-	power := func(n int) int {
-		p := leastChunk
+// as large. Where sums are in registers, odd heads and heads beyond 192 are whole: as two they
+// spill.
+func (a Attention) chunks(size int) []chunk {
+	power := func(n, least int) int {
+		p := least
 		for p < n {
 			p *= 2
 		}
 		return p
 	}
-	all := power(size)
+	all, least := power(size, leastChunk), leastChunk
+	if a.Small {
+		least = leastSmall
+		if beyond := max(a.Head, a.Value); a.odd() || beyond > 192 {
+			if beyond > 128 {
+				all = max(all, 2*leastSmall)
+			}
+			return []chunk{{0, all, all > size}}
+		}
+	}
 	if first := all / 2; first >= leastChunk && first < size {
-		if rest := power(size - first); rest < first {
+		if rest := power(size-first, least); rest < first {
 			return []chunk{{0, first, false}, {first, rest, rest > size-first}}
 		}
 	}
@@ -121,7 +132,7 @@ func wideEnough(row tt.Value, elements int) tt.Value {
 
 // load reads rows of a head, zeros outside, in its chunks.
 func (w *writer) load(name string, s side, row tt.Value, size int) (list []tt.Value) {
-	for _, part := range chunks(size) {
+	for _, part := range w.chunks(size) {
 		p, mask := w.at(w.in[name], s, row, size, part)
 		if mask == nil {
 			list = append(list, w.b.Load(p))
@@ -134,7 +145,7 @@ func (w *writer) load(name string, s side, row tt.Value, size int) (list []tt.Va
 
 // store writes rows of a head.
 func (w *writer) store(name string, s side, row tt.Value, size int, list []tt.Value) {
-	for i, part := range chunks(size) {
+	for i, part := range w.chunks(size) {
 		p, mask := w.at(w.in[name], s, row, size, part)
 		if v := list[i].To(tt.BF16); mask == nil {
 			w.b.Store(p, v)

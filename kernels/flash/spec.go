@@ -13,40 +13,56 @@ const MaxHead = 256
 // stages of its loop.
 type tiles struct{ queries, keys, warps, stages int }
 
-// sized are tiles for heads of queries and values of up to a number of elements together.
+// sized are tiles for heads of queries and of values of up to a number of elements, in chunks.
 type sized struct {
-	upTo  int
-	parts map[Part]tiles
+	head, value int
+	parts       map[Part]tiles
 }
 
-// largeTiles and smallTiles were seen to compile without spills and within shared and tensor memory
-// (kernels/fused/table.csv).
+// largeTiles and smallTiles were seen to compile within registers, shared and tensor memory
+// (kernels/fused/table.csv): small ones of each way to take heads apart, with and without a cap, a
+// window, documents and a last block that lies partly outside.
 var (
-	largeTiles = []sized{
-		{320, map[Part]tiles{Forward: {128, 128, 8, 2}, DQ: {128, 64, 8, 2}, DKV: {64, 128, 8, 2}}},
-		{512, map[Part]tiles{Forward: {128, 64, 8, 2}, DQ: {128, 32, 8, 2}, DKV: {32, 64, 8, 2}}},
+	most       = map[Part]tiles{Forward: {128, 128, 8, 2}, DQ: {128, 64, 8, 2}, DKV: {64, 128, 8, 2}}
+	largeTiles = []sized{{192, 128, most}, {160, 160, most}, {128, 192, most},
+		{MaxHead, MaxHead,
+			map[Part]tiles{Forward: {128, 64, 8, 2}, DQ: {128, 32, 8, 2}, DKV: {32, 64, 8, 2}}},
 	}
 	smallTiles = []sized{
-		{256, map[Part]tiles{Forward: {128, 64, 8, 2}, DQ: {64, 64, 8, 2}, DKV: {32, 64, 8, 2}}},
-		{320, map[Part]tiles{Forward: {128, 32, 8, 2}, DQ: {64, 32, 8, 2}, DKV: {16, 64, 8, 2}}},
-		{512, map[Part]tiles{Forward: {64, 32, 8, 1}, DQ: {64, 32, 8, 1}, DKV: {32, 32, 8, 1}}},
+		{64, 64, map[Part]tiles{Forward: {128, 64, 8, 2}, DQ: {64, 32, 8, 2}, DKV: {32, 64, 8, 2}}},
+		{96, 96, map[Part]tiles{Forward: {128, 32, 8, 2}, DQ: {64, 32, 8, 2}, DKV: {32, 64, 8, 2}}},
+		{128, 64, map[Part]tiles{Forward: {128, 32, 8, 2}, DQ: {64, 32, 8, 2}, DKV: {16, 64, 8, 2}}},
+		{128, 96, map[Part]tiles{Forward: {128, 32, 8, 2}, DQ: {64, 32, 8, 2}, DKV: {16, 32, 8, 2}}},
+		{128, 128, map[Part]tiles{Forward: {128, 32, 8, 2}, DQ: {64, 32, 8, 2}, DKV: {32, 64, 8, 2}}},
+		{160, 160, map[Part]tiles{Forward: {128, 32, 8, 2}, DQ: {64, 16, 8, 2}, DKV: {16, 32, 8, 2}}},
+		{192, 128, map[Part]tiles{Forward: {64, 32, 8, 2}, DQ: {32, 64, 8, 2}, DKV: {32, 32, 8, 2}}},
+		{192, 192, map[Part]tiles{Forward: {32, 32, 8, 2}, DQ: {32, 64, 8, 2}, DKV: {32, 32, 8, 2}}},
+		{MaxHead, MaxHead,
+			map[Part]tiles{Forward: {64, 32, 8, 1}, DQ: {64, 32, 8, 1}, DKV: {32, 32, 8, 1}}},
 	}
 )
 
-// tiles are the first that the heads fit in; a head beyond 192 takes the last.
+// tiles are the first that the heads fit in.
 func (a Attention) tiles() tiles {
 	list := largeTiles
 	if a.Small {
 		list = smallTiles
 	}
-	head, value := wide(chunks(a.Head)), wide(chunks(a.Value))
-	for _, s := range list[:len(list)-1] {
-		if head+value <= s.upTo && max(head, value) <= 192 {
+	last := list[len(list)-1]
+	head, value := wide(a.chunks(a.Head)), wide(a.chunks(a.Value))
+	if a.Small && a.odd() && max(head, value) > 64 {
+		return last.parts[a.Part]
+	}
+	for _, s := range list {
+		if head <= s.head && value <= s.value {
 			return s.parts[a.Part]
 		}
 	}
-	return list[len(list)-1].parts[a.Part]
+	return last.parts[a.Part]
 }
+
+// odd tells heads whose elements are not read in whole vectors of 16 bytes, which takes registers.
+func (a Attention) odd() bool { return a.Head%8 != 0 || a.Value%8 != 0 }
 
 // String specifies the kernel in its call, for whoever reads the program:
 //

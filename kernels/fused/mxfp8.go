@@ -135,9 +135,10 @@ func (q mxfp8) along(codes, scales tt.Value) {
 	row := q.globalRow()
 	q.store(codes.At(place(row, q.col, q.batch*q.rows, q.cols)), y.To(tt.E4M3), q.inside)
 	block := q.b.Program(1).Mul(n).Add(q.b.Range(n)).Expand(0)
-	at, last := row.Expand(1).Mul(q.cols/32).Add(block), q.cols/32
+	r, k := q.scales(row.Expand(1), block, 32)
+	at, last := r.Mul(q.cols/32).Add(k), q.cols/32
 	if q.swizzled {
-		at, last = swizzled(row.Expand(1), block, q.cols/32), ceil(q.cols, 128)*4
+		at, last = swizzled(r, k, q.cols/32), ceil(q.cols, 128)*4
 	}
 	q.store(scales.At(at), scale.To(tt.I8), func() tt.Value {
 		here := block.Is("lt", last)
@@ -159,12 +160,13 @@ func (q mxfp8) across(codes, scales tt.Value) {
 	q.store(codes.At(place(col, q.row, q.batch*q.cols, q.rows)), y,
 		func() tt.Value { return q.inside().Trans(1, 0) })
 	block := q.b.Program(0)
+	c, k := q.scales(col, block, 32)
 	if q.swizzled {
-		q.store(scales.At(swizzled(col, block, q.rows/32)), scale.To(tt.I8),
+		q.store(scales.At(swizzled(c, k, q.rows/32)), scale.To(tt.I8),
 			func() tt.Value { return col.Is("lt", ceil(q.cols, 128)*128*q.batch) })
 		return
 	}
-	q.store(scales.At(col.Mul(q.rows/32).Add(block)), scale.To(tt.I8), func() tt.Value {
+	q.store(scales.At(c.Mul(q.rows/32).Add(k)), scale.To(tt.I8), func() tt.Value {
 		return q.col.Is("lt", q.cols).And(block.Is("lt", q.rows/32))
 	})
 }

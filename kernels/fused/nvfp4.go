@@ -279,12 +279,13 @@ func (k *nvfp4) along(y, top, codes, scales tt.Value) {
 		return k.row.Is("lt", k.rows).Expand(1).And(byteOf.Is("lt", k.cols/2).Expand(0))
 	})
 	block := k.b.Program(1).Mul(n).Add(k.b.Range(n)).Expand(0)
+	r, c := k.scales(row.Expand(1), block, 16)
 	if k.Swizzled {
-		k.store(scales.At(swizzled(row.Expand(1), block, k.cols/16)), scale,
+		k.store(scales.At(swizzled(r, c, k.cols/16)), scale,
 			func() tt.Value { return block.Is("lt", ceil(k.cols/16, 4)*4) })
 		return
 	}
-	k.store(scales.At(row.Expand(1).Mul(k.cols/16).Add(block)), scale, func() tt.Value {
+	k.store(scales.At(r.Mul(k.cols/16).Add(c)), scale, func() tt.Value {
 		return k.row.Is("lt", k.rows).Expand(1).And(block.Is("lt", k.cols/16))
 	})
 }
@@ -308,14 +309,15 @@ func (k *nvfp4) across(h, top, codes, scales tt.Value) {
 		return here().And(byteOf.Is("lt", k.rows/2).Expand(0))
 	})
 	block := k.b.Program(0).Mul(2).Add(k.b.Range(2)).Expand(0)
+	r, c := k.scales(col.Expand(1), block, 16)
 	if k.Swizzled {
-		k.store(scales.At(swizzled(col.Expand(1), block, k.rows/16)), scale, func() tt.Value {
+		k.store(scales.At(swizzled(r, c, k.rows/16)), scale, func() tt.Value {
 			return col.Is("lt", ceil(k.cols, 128)*128*k.batch).Expand(1).
 				And(block.Is("lt", ceil(k.rows/16, 4)*4))
 		})
 		return
 	}
-	k.store(scales.At(col.Expand(1).Mul(k.rows/16).Add(block)), scale, func() tt.Value {
+	k.store(scales.At(r.Mul(k.rows/16).Add(c)), scale, func() tt.Value {
 		return here().And(block.Is("lt", k.rows/16))
 	})
 }

@@ -1,6 +1,8 @@
 package fused
 
 import (
+	"math"
+
 	"github.com/deepwell/deepwell/kernels/expr"
 	tt "github.com/deepwell/deepwell/kernels/triton"
 )
@@ -35,14 +37,35 @@ func tileCols(m Matrix) int {
 func newTile(b *tt.Builder, m Matrix, pad int) (*tile, tt.Launch) {
 	t := &tile{b: b, batch: m.Batch, rows: m.Rows, cols: m.Cols, wide: tileCols(m)}
 	warps := t.wide / 64
-	if m.Rows < 1 || m.Cols < 1 {
-		b.Fail("a matrix of %d×%d", m.Rows, m.Cols)
+	if !m.counted() {
+		b.Fail("%d matrices of %d×%d", m.Batch, m.Rows, m.Cols)
 	}
 	t.masked = m.Rows%pad != 0 || m.Cols%t.wide != 0
 	t.row = b.Program(0).Mul(tileRows).Add(b.Range(tileRows))
 	t.col = b.Program(1).Mul(t.wide).Add(b.Range(t.wide))
 	grid := [3]int{ceil(m.Rows, pad) * pad / tileRows, ceil(m.Cols, t.wide), m.Batch}
 	return t, tt.Launch{Grid: grid, Warps: warps}
+}
+
+// counted tells whether 32 bits count the rows and columns of all matrices. Elements and scales are
+// counted by 64 bits where that is needed.
+func (m Matrix) counted() bool {
+	const most = math.MaxInt32 - 128 // tiles may lie partly outside
+	for _, n := range []int{m.Batch, m.Rows, m.Cols} {
+		if n < 1 || n > most {
+			return false
+		}
+	}
+	return m.Batch*m.Rows <= most && m.Batch*m.Cols <= most
+}
+
+// scales gives the numbers of rows and blocks, whose scales are stored, 64 bits where there are more
+// scales than 32 bits count; of blocks of a size.
+func (t *tile) scales(row, block tt.Value, size int) (r, k tt.Value) {
+	if t.batch*t.rows*t.cols/size >= 1<<31 {
+		return row.To(tt.I64), block.To(tt.I64)
+	}
+	return row, block
 }
 
 // globalRow counts rows through all matrices.
