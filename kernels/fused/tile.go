@@ -59,8 +59,8 @@ func (m Matrix) counted() bool {
 	return m.Batch*m.Rows <= most && m.Batch*m.Cols <= most
 }
 
-// scales gives the numbers of rows and blocks, whose scales are stored, 64 bits where there are more
-// scales than 32 bits count; of blocks of a size.
+// scales gives the numbers of rows and of blocks of a size, whose scales are stored, 64 bits where
+// there are more scales than 32 bits count.
 func (t *tile) scales(row, block tt.Value, size int) (r, k tt.Value) {
 	if t.batch*t.rows*t.cols/size >= 1<<31 {
 		return row.To(tt.I64), block.To(tt.I64)
