@@ -19,6 +19,7 @@
 //	   schedule    pipeline schedules as lists; validator, bubbles
 //	1  event       typed events; JSON lines, plain lines, one live line
 //	   safetensors reader, writer
+//	   jinja       chat templates of models, run
 //	   tokenizer   text to token ids and back: tokenizer.json, SentencePiece; trains byte-level BPE
 //	   machine     catalogue of GPUs and clusters, Target, probe → machine.json
 //	   plugin      engines on disk: installed by name, pinned, verified

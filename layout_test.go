@@ -29,7 +29,7 @@ var layers = [][]string{
 		"kernels/rownorm", "kernels/flash"},
 	{"internal/plainfile", "internal/strictjson", "internal/wire", "internal/human", "internal/stat",
 		"internal/svg", "internal/atomicfile", "internal/flock", "event", "internal/safedir",
-		"safetensors", "tokenizer", "internal/parquet", "internal/cas", "internal/environ",
+		"safetensors", "tokenizer", "jinja", "internal/parquet", "internal/cas", "internal/environ",
 		"internal/stubcuda", "internal/nvml", "internal/hlotest", "hlo",
 		"internal/pjrt", "internal/slowtest", "internal/strided", "internal/malloc", "internal/tfevents",
 		"internal/hostlist",

@@ -186,6 +186,8 @@ const (
 	DataRead Code = "DW2807"
 	// DataEnd: the data of a run has ended; a run of a stream ends there, saved.
 	DataEnd Code = "DW2808"
+	// DataTemplate: a model's chat template cannot be read or run, or refuses a chat.
+	DataTemplate Code = "DW2809"
 
 	// CheckpointMissing: there is no checkpoint where one is wanted.
 	CheckpointMissing Code = "DW2901"
