@@ -70,6 +70,7 @@
 //	   autoplan    a model, a cluster and a goal → the best plans; other stacks' plans in and out
 //	   call        an exported program → forward and backward passes for another process
 //	8  train       the loop: steps, guards, checkpoints, rerun of skipped steps, BF16 fallback
+//	   report      the events of runs → a page, as a file or served while runs go on
 //	   parity      a recipe and several precisions → paired curves and a verdict
 //	9  deepwell    this package
 //	   cmd/deepwell     one file per command

@@ -33,7 +33,7 @@ var layers = [][]string{
 		"internal/stubcuda", "internal/nvml", "internal/hlotest", "hlo",
 		"internal/pjrt", "internal/slowtest", "internal/strided", "internal/malloc", "internal/tfevents",
 		"internal/hostlist",
-		"internal/trace", "machine", "plugin", "internal/softgpu", "launch"},
+		"report", "internal/trace", "machine", "plugin", "internal/softgpu", "launch"},
 	{"program", "ir", "ir/eval", "internal/irtest", "chat", "data", "link"},
 	{"engine", "optim", "model", "ckpt", "recipe", "overlap", "precision/monitor"},
 	{"internal/isolate", "internal/abtest", "capture/pt2", "capture/aten", "capture", "plan", "internal/plantest", "kernels", "price",

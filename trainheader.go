@@ -53,7 +53,7 @@ func (r *runner) run(ctx context.Context) error {
 		e.Eval = &eval
 	}
 	out := filepath.ToSlash(r.recipe.Out)
-	e.Next = []string{"deepwell export " + out + " -o DIR"}
+	e.Next = []string{"deepwell export " + out + " -o DIR", "deepwell report " + out}
 	r.events.Emit(e)
 	return nil
 }

@@ -141,26 +141,12 @@ func (t tee) Emit(e Event) {
 // Curve reads the course of a run: each step and validation once, in order. Where a run was
 // resumed, what came after the checkpoint is what the resumed run did.
 func Curve(r io.Reader) (steps []Step, evals []Eval, err error) {
-	cut := func(after int) {
-		steps = slices.DeleteFunc(steps, func(s Step) bool { return s.Step > after })
-		evals = slices.DeleteFunc(evals, func(e Eval) bool { return e.Step > after })
-	}
+	var h History
 	for rec, err := range Read(r) {
 		if err != nil {
 			return nil, nil, err
 		}
-		switch e := rec.Event.(type) {
-		case Resumed:
-			cut(e.Step)
-		case Step:
-			if n := len(steps); n > 0 && steps[n-1].Step >= e.Step {
-				cut(e.Step - 1) // a run that began anew in the same file
-			}
-			steps = append(steps, e)
-		case Eval:
-			evals = slices.DeleteFunc(evals, func(o Eval) bool { return o.Step >= e.Step })
-			evals = append(evals, e)
-		}
+		h.Add(rec)
 	}
-	return steps, evals, nil
+	return h.Steps, h.Evals, nil
 }

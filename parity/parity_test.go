@@ -152,17 +152,6 @@ func TestBetween(t *testing.T) {
 	}
 }
 
-func TestMark(t *testing.T) {
-	for _, c := range []struct {
-		i, step float64
-		want    string
-	}{{0, 0.1, "0"}, {math.Copysign(0, -1), 0.1, "0"}, {-3, 0.02, "−0.06"}, {2, 5, "10"}, {3, 0.1, "0.3"}} {
-		if got := mark(c.i, c.step); got != c.want {
-			t.Errorf("%g steps of %g: %q, want %q", c.i, c.step, got, c.want)
-		}
-	}
-}
-
 // Results are read back by whoever plots them.
 func TestJSON(t *testing.T) {
 	text, err := json.Marshal(sample())

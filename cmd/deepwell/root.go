@@ -106,7 +106,7 @@ func (a *app) root() *cobra.Command {
 	root.AddCommand(a.engine(), a.doctor(), a.probe(), a.preflight(), a.models(), a.capture(),
 		a.data(), a.plan(), a.policy(), a.compile(), a.kernels(), a.bench(), a.verify(),
 		a.dryrun(), a.train(),
-		a.launch(), a.parity(), a.ckpt(), a.export(), a.quantize())
+		a.launch(), a.report(), a.serve(), a.parity(), a.ckpt(), a.export(), a.quantize())
 	root.SetHelpCommand(a.help(root))
 	return root
 }
