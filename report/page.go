@@ -37,8 +37,8 @@ func (p page) body(runs []*Run) {
 		func(s event.Step) float64 { return float64(s.GradNorm) })
 	p.figures(runs, "Throughput", "Mean over the steps before.", "tokens/s", false,
 		func(s event.Step) float64 { return s.TokensPerSecond })
-	p.figures(runs, "MFU", "The share of the GPUs' BF16 peak that the model's arithmetic takes.", "MFU, %",
-		false, func(s event.Step) float64 { return 100 * s.MFU })
+	p.figures(runs, "MFU", "The share of the GPUs' BF16 peak that the model's arithmetic takes.",
+		"MFU, %", false, func(s event.Step) float64 { return 100 * s.MFU })
 	p.figures(runs, "Memory", "The most that the fullest device held so far.", "memory, GiB", false,
 		func(s event.Step) float64 { return human.InGiB(s.MemoryBytes) })
 	p.experts(runs)
