@@ -200,7 +200,7 @@ func (s Step) text(run course, width int) string {
 		part(s.MemoryBytes > 0, "%8s", memory(s.MemoryBytes)),
 		part(s.ETASeconds > 0, "eta %-6s", remaining(s.ETASeconds)),
 	}
-	for _, least := range []int{8, 2, 4, 7, 5, 3, 6} {
+	for _, least := range []int{8, 4, 5, 7, 2, 3, 6} {
 		if len([]rune(joined(parts))) <= width {
 			break
 		}

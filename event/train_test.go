@@ -70,7 +70,7 @@ func TestSmallTerminalKeepsWhatMatters(t *testing.T) {
 	s.Rate = 3e-4
 	for width, want := range map[int]string{
 		150: "step  1,240/50,000  loss  2.317  avg  2.500  eval  2.341  lr 3.0e-04  grad norm 0.410    4,010 tok/s  MFU 41 %   134 GiB  eta 9d4h",
-		120: "step  1,240/50,000  loss  2.317  eval  2.341  lr 3.0e-04  grad norm 0.410    4,010 tok/s  MFU 41 %  eta 9d4h",
+		120: "step  1,240/50,000  loss  2.317  avg  2.500  eval  2.341  grad norm 0.410    4,010 tok/s  MFU 41 %  eta 9d4h",
 		80:  "step  1,240/50,000  loss  2.317  eval  2.341    4,010 tok/s  eta 9d4h",
 		40:  "step  1,240/50,000  loss  2.317  eta 9d4h",
 	} {
