@@ -145,9 +145,18 @@ func (m maker) why(provider string, n stablehlo.Name, named bool, k overlap.Kern
 			return c.Why
 		}
 	}
+	var against []string // why kernels that there are were not taken
+	for _, c := range m.choices {
+		if named && provider == fusion && c.Kind == rewrite.SourceKind(n.Kind) && c.Kernel == kernels.Plain &&
+			!slices.Contains(against, c.Why) {
+			against = append(against, c.Why)
+		}
+	}
 	switch {
 	case provider == cublas:
 		return "XLA calls cuBLASLt for dense GEMMs"
+	case len(against) > 0:
+		return strings.Join(against, "; or: ")
 	case provider == cudnn && strings.Contains(k.Target, "fmha"):
 		return "cuDNN supports this shape"
 	case !named:

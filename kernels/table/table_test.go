@@ -10,6 +10,7 @@ import (
 	"github.com/deepwell/deepwell/internal/irtest"
 	"github.com/deepwell/deepwell/kernels"
 	"github.com/deepwell/deepwell/lower"
+	"github.com/deepwell/deepwell/lower/stablehlo"
 	"github.com/deepwell/deepwell/machine"
 	"github.com/deepwell/deepwell/overlap"
 )
@@ -90,6 +91,25 @@ func TestTable(t *testing.T) {
 	}
 	if _, err := Of(fusedProgram, &overlap.Report{}, choices, gpu); diag.From(err).Code != diag.NotSupported {
 		t.Errorf("a program without loops: %v", err)
+	}
+}
+
+// What XLA fuses although a kernel of ours could compute it has the reason why that is not taken.
+func TestReasonsAgainstKernels(t *testing.T) {
+	m := maker{choices: []kernels.Choice{
+		{Kind: "rms_norm", Kernel: kernels.Triton, Why: "once"},
+		{Kind: "rms_norm", Kernel: kernels.Plain, Why: "too long"},
+		{Kind: "rms_norm", Kernel: kernels.Plain, Why: "not bf16"},
+		{Kind: "rms_norm", Kernel: kernels.Plain, Why: "too long"}}}
+	for kind, want := range map[string]string{"rms_norm": "too long; or: not bf16",
+		"mul": "XLA fuses what neither a library nor a kernel of ours has"} {
+		n := stablehlo.Name{Kind: kind}
+		if got := m.why(fusion, n, true, overlap.Kernel{}); got != want {
+			t.Errorf("%s: %s", kind, got)
+		}
+	}
+	if got := m.why(own, stablehlo.Name{Kind: "rms_norm"}, true, overlap.Kernel{}); got != "once" {
+		t.Errorf("a kernel of our own: %s", got)
 	}
 }
 
