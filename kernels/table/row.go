@@ -147,8 +147,8 @@ func (m maker) why(provider string, n stablehlo.Name, named bool, k overlap.Kern
 	}
 	var against []string // why kernels that there are were not taken
 	for _, c := range m.choices {
-		if named && provider == fusion && c.Kind == rewrite.SourceKind(n.Kind) && c.Kernel == kernels.Plain &&
-			!slices.Contains(against, c.Why) {
+		plain := c.Kind == rewrite.SourceKind(n.Kind) && c.Kernel == kernels.Plain
+		if named && provider == fusion && plain && !slices.Contains(against, c.Why) {
 			against = append(against, c.Why)
 		}
 	}
