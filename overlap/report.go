@@ -62,6 +62,7 @@ type Loop struct {
 	Name    string   `json:"name"`
 	Body    string   `json:"body"`
 	Rounds  int64    `json:"rounds"` // -1 if the compiler does not know
+	Twice   bool     `json:"twice"`  // a round does what two rounds of the program do
 	Seconds float64  `json:"seconds"`
 	Wire    float64  `json:"wire"`
 	Exposed float64  `json:"exposed"`
@@ -82,14 +83,23 @@ type Kernel struct {
 	Seconds float64 `json:"seconds"`
 }
 
-// Moved is what the kernels of a round read and write, without GEMMs and attention.
+// Each is how many rounds of the program's loop one round of the compiled loop is.
+func (l *Loop) Each() int64 {
+	if l.Twice {
+		return 2
+	}
+	return 1
+}
+
+// Moved is what the kernels of one of the program's rounds read and write, without GEMMs and
+// attention.
 func (l *Loop) Moved() (bytes int64, kernels int) {
 	for _, k := range l.Kernels {
 		if k.FLOPs == 0 {
 			bytes, kernels = bytes+k.Bytes, kernels+1
 		}
 	}
-	return bytes, kernels
+	return bytes / l.Each(), kernels / int(l.Each())
 }
 
 // A Gather is what one round gathers in one kind of group, and how much of it is for the next

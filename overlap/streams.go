@@ -293,12 +293,18 @@ func (p *player) sums() (wire, exposed float64) {
 	return wire, exposed
 }
 
+// doubled is how XLA's double buffering ends the names of a round's second half.
+const doubled = ".double_buffer_clone"
+
 func (p *player) loopOf(i *hlo.Instruction, body *hlo.Computation) *Loop {
 	if p.loops[body] == nil {
 		p.loops[body] = &Loop{Name: i.Name, Body: body.Name}
 		p.rounds = append(p.rounds, p.loops[body])
 		p.loops[body].Gathers = p.gathers(body)
 		p.loops[body].Kernels = p.kernels(body)
+		p.loops[body].Twice = slices.ContainsFunc(p.loops[body].Kernels, func(k Kernel) bool {
+			return strings.HasSuffix(k.Name, doubled)
+		})
 	}
 	return p.loops[body]
 }

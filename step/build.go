@@ -8,6 +8,7 @@ import (
 
 	"github.com/deepwell/deepwell/diag"
 	"github.com/deepwell/deepwell/dtype"
+	"github.com/deepwell/deepwell/internal/lists"
 	"github.com/deepwell/deepwell/ir"
 	"github.com/deepwell/deepwell/kernels"
 	"github.com/deepwell/deepwell/lower"
@@ -293,7 +294,7 @@ func (b *builder) options() spmd.Options {
 		Microbatches: b.Recipe.Batch / b.Recipe.Microbatch, Params: map[string]optim.Param{},
 		Monitor: b.Recipe.GEMMs != "" || b.Programs.Policy.Quantizes(), Inspect: b.inspect,
 		OffloadActivations: how.Offloads(plan.Activations),
-		OffloadState:       how.Offloads(plan.OptimizerState)}
+		OffloadState:       how.Offloads(plan.OptimizerState), Requantize: b.kernels.Requantizes()}
 }
 
 // differentiate builds the backward pass of each stage and expands its quantized GEMMs.
@@ -438,6 +439,8 @@ func (b *builder) lower() error {
 			}
 			// Evaluation is short and compiles as it is.
 			list := flags(b.kernels, s.Sharding, b.Spec.Plan)
+			list = b.kernels.Doubled(list, b.gathersAhead(), lists.Filter(dtype.Formats(),
+				b.Programs.Policy.Has))
 			for _, one := range b.List[from:] {
 				if one.Kind != Evaluate {
 					one.Module.Flags = list
@@ -462,6 +465,15 @@ func (b *builder) lower() error {
 		}
 	}
 	return nil
+}
+
+// gathersAhead tells whether each round of a loop over layers gathers the next one's weights, in a
+// program of forward and backward pass. Experts are left out: their loops take long to compile.
+func (b *builder) gathersAhead() bool {
+	how := b.Spec.Plan
+	return b.Joint() && how != nil && how.FSDP.Size > 1 && how.FSDP.Zero == 3 &&
+		how.FSDP.Gather == plan.GatherLayer && !how.Offloads(plan.Activations) &&
+		b.Spec.Model.Facts().MoE == nil
 }
 
 // ofStage returns the rows of a stage. A zero-bubble schedule splits the backward pass in two.

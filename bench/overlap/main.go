@@ -111,7 +111,11 @@ func run(ctx context.Context, plans []string, flags map[string]any,
 // table prints the kernels of a loop's round, the largest first.
 func table(l overlap.Loop) {
 	bytes, n := l.Moved()
-	fmt.Printf("%s: %d kernels beside GEMMs move %.3f GB\n", l.Body, n, float64(bytes)/1e9)
+	of := ""
+	if l.Twice {
+		of = ", a half of each round"
+	}
+	fmt.Printf("%s: %d kernels beside GEMMs move %.3f GB%s\n", l.Body, n, float64(bytes)/1e9, of)
 	slices.SortStableFunc(l.Kernels, func(a, b overlap.Kernel) int {
 		return cmp.Compare(b.Bytes, a.Bytes)
 	})

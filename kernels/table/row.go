@@ -115,7 +115,7 @@ func grouped(spec string) string {
 }
 
 // number is what XLA puts behind a name to tell it from others.
-var number = regexp.MustCompile(`(\.\d+|\.clone)+$`)
+var number = regexp.MustCompile(`(\.\d+|\.clone|\.double_buffer_clone)+$`)
 
 func trimmed(name string) string { return number.ReplaceAllString(name, "") }
 

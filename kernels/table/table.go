@@ -67,6 +67,11 @@ func (c *Cost) add(k overlap.Kernel) {
 	c.Count, c.Bytes, c.Seconds = c.Count+1, c.Bytes+k.Bytes, c.Seconds+k.Seconds
 }
 
+// over divides a cost.
+func (c *Cost) over(n int64) {
+	c.Count, c.Bytes, c.Seconds = c.Count/int(n), c.Bytes/n, c.Seconds/float64(n)
+}
+
 // Of makes the layers of a table from what package overlap read of two programs: as they run, and
 // without kernels of our own. Choices are of the first.
 func Of(own, without *overlap.Report, choices []kernels.Choice, gpu machine.GPUModel) ([]Layer,
@@ -79,7 +84,7 @@ func Of(own, without *overlap.Report, choices []kernels.Choice, gpu machine.GPUM
 	}
 	var list []Layer
 	for i, loop := range used {
-		l := Layer{Pass: passOf(loop), Rounds: loop.Rounds}
+		l := Layer{Pass: passOf(loop), Rounds: loop.Rounds * loop.Each()}
 		m := maker{choices: choices, gpu: gpu}
 		for _, k := range loop.Kernels {
 			l.Total.add(k)
@@ -89,6 +94,7 @@ func Of(own, without *overlap.Report, choices []kernels.Choice, gpu machine.GPUM
 			l.Unfused.add(k)
 			l.group(k).Unfused.add(k)
 		}
+		l.share(loop.Each(), other[i].Each())
 		for n := range l.Groups {
 			lists.Sort(l.Groups[n].Rows, func(a, b Row) int { return compare(b.Seconds, a.Seconds) })
 		}
@@ -96,6 +102,22 @@ func Of(own, without *overlap.Report, choices []kernels.Choice, gpu machine.GPUM
 		list = append(list, l)
 	}
 	return list, nil
+}
+
+// share leaves one layer's part of rounds of some layers each, of the program and of the one
+// without kernels of our own.
+func (l *Layer) share(each, without int64) {
+	l.Total.over(each)
+	l.Unfused.over(without)
+	for i := range l.Groups {
+		g := &l.Groups[i]
+		g.Total.over(each)
+		g.Unfused.over(without)
+		for n := range g.Rows {
+			g.Rows[n].over(each)
+			g.Rows[n].FLOPs /= each
+		}
+	}
 }
 
 func compare(a, b float64) int {
