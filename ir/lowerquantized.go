@@ -31,6 +31,36 @@ type QuantizedParam struct {
 	Names []string    // of the inputs: codes, scales and for NVFP4 the largest magnitude
 	Elem  dtype.DType // what the parameter is rounded to first
 	Quantize
+	Moved Reshard // of codes and scales, once they are made
+}
+
+// A Reshard says that what a dimension of a value is sharded along an axis becomes another's
+// sharding, by an all-to-all. Its zero value leaves it.
+type Reshard struct{ Axis, From, To string }
+
+// Of moves the shards of a value.
+func (r Reshard) Of(b *Builder, v *Value) *Value {
+	if r.Axis == "" {
+		return v
+	}
+	return b.AllToAll(v, r.Axis, r.From, r.To)
+}
+
+// outermost says how the copy of a parameter is sharded if a GEMM wants its gathered codes with the
+// sharded dimension within others: by its first dimension instead, so that what a gather receives
+// is in order. An update moves the shards once; each gather's result would have to be transposed.
+// Packed codes and experts stay.
+func outermost(op *Op, q Quantize) (r Reshard) {
+	if !gathersParam(op) || q.Format != MXFP8 {
+		return r
+	}
+	t, axis, dim := op.In[0].Type, op.Attrs.Text("axis"), op.Attrs.Text("dim")
+	first := Without(t.Dims, append(slices.Clone(q.Along), Layer)...)
+	if len(first) == 0 || first[0].Name == dim || t.Index(ExpertDim) >= 0 ||
+		len(t.Place.Axes(first[0].Name)) > 0 {
+		return r
+	}
+	return Reshard{axis, dim, first[0].Name}
 }
 
 // LowerQuantized lowers the GEMMs of linears that have a quantized format: operands are quantized,
@@ -82,6 +112,7 @@ type quantLowering struct {
 type request struct {
 	from   *Value   // an input of the body, or nil
 	how    Quantize // how it is quantized
+	moved  Reshard  // and where its shards go
 	values []*Value // the inputs that stand for it
 	noise  string   // or one of the inputs of stochastic rounding
 }
@@ -175,9 +206,19 @@ func (e *quantLowering) quantize(v *Value, q Quantize) []*Value {
 	op := v.def
 	switch {
 	case op == nil && v.Role == Param:
-		list = e.copyOf(v, q)
+		list = e.copyOf(v, q, Reshard{})
 	case decodes(v) && q.key() == decodedBy(op).key():
 		list = slices.Clone(op.In)
+	case e.commutes(op, q) && e.divides(outermost(op, q), op):
+		r := outermost(op, q)
+		list = slices.Clone(e.copyOf(op.In[0], q, r))
+		if e.err != nil {
+			return nil
+		}
+		for i, shard := range list[:2] {
+			a := movedAttrs(op, shard).With("dim", r.To)
+			list[i] = e.CopyWith(op, a, nil, shard)[0]
+		}
 	case e.commutes(op, q):
 		list = slices.Clone(e.quantize(op.In[0], q))
 		if e.err != nil {
@@ -194,6 +235,11 @@ func (e *quantLowering) quantize(v *Value, q Quantize) []*Value {
 	}
 	e.done[key] = list
 	return list
+}
+
+// divides tells whether a parameter has shards to move, and as many of them as the axis has devices.
+func (e *quantLowering) divides(r Reshard, op *Op) bool {
+	return r.Axis != "" && op.In[0].Type.Size(r.To)%e.g.AxisSize(r.Axis) == 0
 }
 
 // key tells ways to quantize apart.
@@ -259,29 +305,42 @@ func movedAttrs(op *Op, shard *Value) Attrs {
 }
 
 // copyOf gives the inputs that stand for a quantized parameter.
-func (e *quantLowering) copyOf(v *Value, q Quantize) []*Value {
+func (e *quantLowering) copyOf(v *Value, q Quantize, r Reshard) []*Value {
+	key := v.Name + " " + q.key() + " " + r.To
+	if list := e.done[key]; list != nil {
+		return list
+	}
 	types, err := quantized(e.g, v, q)
 	if err != nil {
 		e.fail(err)
 		return nil
+	}
+	if n := e.g.AxisSize(r.Axis); r.Axis != "" {
+		for i, t := range types {
+			types[i] = resharded(resharded(t, r.Axis, r.From, "", n, 1), r.Axis, r.To, r.To, 1, n)
+		}
 	}
 	base := v.Name
 	if !e.inside {
 		base = e.copyName(v.Name)
 	}
 	base += "." + string(q.Format) + "." + strings.Join(q.Along, "_")
-	w := request{from: v, how: q}
+	if r.To != "" {
+		base += ".by_" + r.To
+	}
+	w := request{from: v, how: q, moved: r}
 	for i, suffix := range []string{"", ".scale", ".amax"}[:len(types)] {
 		w.values = append(w.values, &Value{Name: base + suffix, Type: types[i], Role: Param,
 			Source: v.Source, Means: program.Copy.For(v.Name)})
 		e.names.used[base+suffix] = true
 	}
+	e.done[key] = w.values
 	if e.inside {
 		e.requests = append(e.requests, w)
 		return w.values
 	}
 	e.g.Inputs = append(e.g.Inputs, w.values...)
-	c := QuantizedParam{Param: v.Name, Elem: v.Type.Elem, Quantize: q}
+	c := QuantizedParam{Param: v.Name, Elem: v.Type.Elem, Quantize: q, Moved: r}
 	c.Names = lists.Map(w.values, func(x *Value) string { return x.Name })
 	*e.copies = append(*e.copies, c)
 	return w.values
@@ -330,7 +389,7 @@ func (e *quantLowering) loop(op *Op) {
 		default:
 			i := slices.Index(op.Body.Inputs, w.from)
 			stack = l.IsStack(i)
-			given = e.quantize(op.In[i], w.how)
+			given = e.moved(op.In[i], w.how, w.moved)
 		}
 		if e.err != nil {
 			return
@@ -346,6 +405,18 @@ func (e *quantLowering) loop(op *Op) {
 	if e.stats != nil && e.err == nil {
 		e.listen(op, inner)
 	}
+}
+
+// moved quantizes a value and moves its shards; the copy of a parameter comes moved.
+func (e *quantLowering) moved(v *Value, q Quantize, r Reshard) []*Value {
+	if v.def == nil && v.Role == Param && r.Axis != "" {
+		return e.copyOf(v, q, r)
+	}
+	list := slices.Clone(e.quantize(v, q))
+	for i := range list[:min(2, len(list))] {
+		list[i] = r.Of(e.Builder, list[i])
+	}
+	return list
 }
 
 // noise gives [seed, step, layer] of an input. In a body the layer differs in every round.

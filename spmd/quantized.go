@@ -85,8 +85,11 @@ func (w *QuantizedCopies) make(b *ir.Builder, param string, kept *ir.Value,
 		}
 		_, list, join := rounded(b, &c, kept, l, &amax)
 		for i, v := range list {
-			if join && i < 2 {
+			switch {
+			case join && i < 2:
 				v = l.gather(b, v)
+			case i < 2:
+				v = c.Moved.Of(b, v)
 			}
 			if slices.ContainsFunc(out, func(r result) bool { return r.v == v }) {
 				v = b.Scale(v, 1) // a result has one name
