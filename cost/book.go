@@ -32,6 +32,7 @@ type Sharding struct {
 	Params            dtype.DType
 	Again             Tags
 	SaveRows          bool // of experts (plan ep_save)
+	Joint             bool // forward and backward are one program: there is no pipeline
 }
 
 // Tags is a set of recompute tags that can be a map key.
@@ -73,7 +74,7 @@ func ShardingOf(m *model.Facts, p *plan.Plan, last bool) Sharding {
 			c.EPKind = p.EPKind
 		}
 	}
-	if p.PP.Size <= 1 { // spmd.NewStep does not recompute embedding and head, which are in no loop
+	if c.Joint = p.PP.Size <= 1; c.Joint { // spmd.NewStep does not recompute embedding and head, which are in no loop
 		c.Again &^= TagsOf([]ir.Tag{ir.Embed, ir.Head})
 	}
 	return c
@@ -264,7 +265,7 @@ func (b *Book) halo(c Sharding) int64 {
 
 // loss builds the graph of a microbatch as training does, on a mesh without data axes.
 func (b *Book) loss(c Sharding) (*ir.Graph, error) {
-	c.Again, c.SaveRows = 0, false
+	c.Again, c.SaveRows, c.Joint = 0, false, false
 	if g := b.losses[c]; g != nil {
 		return g, nil
 	}
@@ -307,7 +308,8 @@ func (b *Book) build(c Sharding) (*sheet, error) {
 	if err != nil {
 		return nil, err
 	}
-	how := ir.GradPlan{Recompute: lists.Filter(tags, c.Again.Has), SaveRows: c.SaveRows}
+	how := ir.GradPlan{Recompute: lists.Filter(tags, c.Again.Has), SaveRows: c.SaveRows,
+		Requantize: c.Joint && b.set.Requantizes()}
 	if c.meshed() {
 		how.Terms, how.Recompute = true, append(how.Recompute, ir.Gather)
 	}

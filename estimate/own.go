@@ -29,7 +29,7 @@ var noBill, sparse = cost.TagsOf([]ir.Tag{ir.Embed}), cost.TagsOf([]ir.Tag{ir.Ro
 func (e *Estimator) bill(c *sharding, p *priced) error {
 	cut := cost.Sharding{Rows: c.rows, Seq: c.seq, TP: c.tensor, CP: c.context,
 		Kind: c.kind, Inner: c.inner, Balance: c.balance, Sequence: c.sequence,
-		Overlap: c.overlap, Plain: c.plain, Params: c.params, Again: c.again &^ noBill}
+		Overlap: c.overlap, Plain: c.plain, Params: c.params, Again: c.again &^ noBill, Joint: c.joint}
 	if e.config.MoE != nil {
 		cut.EP, cut.EPKind, cut.Slots = c.expert, c.exchange, c.slots
 		cut.SaveRows = c.saveRows

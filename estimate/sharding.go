@@ -28,6 +28,7 @@ type sharding struct {
 	offload                       bool
 	again                         cost.Tags
 	saveRows                      bool // of experts (plan ep_save)
+	joint                         bool // there is no pipeline
 	params                        dtype.DType
 	grads                         dtype.DType
 	wire                          dtype.DType
@@ -55,7 +56,7 @@ type layout struct {
 func (e *Estimator) read(p *plan.Plan) (l layout, err error) {
 	one := func(n int64) int64 { return max(n, 1) }
 	l.pipe, l.virtual, l.micros = one(p.PP.Size), one(p.PP.Virtual), one(p.Microbatches)
-	if l.pipe == 1 {
+	if l.joint = l.pipe == 1; l.joint {
 		l.virtual = 1
 	} else if p.PP.Virtual == 0 {
 		l.virtual = int64(schedule.MinVirtual(p.PP.Schedule))

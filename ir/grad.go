@@ -43,6 +43,10 @@ type GradPlan struct {
 	// SaveRows saves the rows that an all-to-all brings to experts, as bytes of their payload's format
 	// if they have one, where their tag would have them sent again.
 	SaveRows bool
+	// Requantize quantizes the input of a wgrad in the backward graph where that needs nothing but what
+	// is saved anyway ([Differ.again]): no second copy is saved. NVFP4, which would need the largest
+	// magnitude first, is saved as ever.
+	Requantize bool
 	// Offload keeps the residuals of repeats in the memory of the host, from the round that makes
 	// them to the round back that takes them.
 	Offload bool
@@ -123,6 +127,7 @@ type Differ struct {
 	terms     bool
 	offload   bool
 	saveRows  bool
+	requant   bool
 	needs     map[*Value]bool     // values that a gradient must flow through
 	grads     map[*Value]*Value   // gradients so far, in the backward graph
 	used      map[*Value]*Value   // forward values, in the backward graph
@@ -133,8 +138,8 @@ type Differ struct {
 // newDiffer prepares the backward graph of fwd.
 func newDiffer(fwd *Graph, p GradPlan) *Differ {
 	d := &Differ{Builder: NewBuilder(fwd.Name+"_grad", fwd.Mesh...), fwd: fwd, recompute: p.Recompute,
-		terms: p.Terms, offload: p.Offload, saveRows: p.SaveRows, needs: map[*Value]bool{},
-		grads: map[*Value]*Value{}, used: map[*Value]*Value{}}
+		terms: p.Terms, offload: p.Offload, saveRows: p.SaveRows, requant: p.Requantize,
+		needs: map[*Value]bool{}, grads: map[*Value]*Value{}, used: map[*Value]*Value{}}
 	// A forward value may become an input at any time, so its name is taken from the start.
 	d.names = newFresh(fwd)
 	return d
@@ -279,14 +284,24 @@ func (d *Differ) Use(v *Value) *Value {
 	case d.saveRows && reachesExperts(op):
 		d.used[v] = d.savedRows(v)
 	case len(op.In) == 0 || op.Tag != "" && slices.Contains(d.recompute, op.Tag) || cheaper(v):
-		in := lists.Map(op.In, d.Use)
-		for i, u := range d.CopyWith(op, op.Attrs, op.Body, in...) {
-			d.used[op.Out[i]] = u
+		d.copy(op)
+	case d.again(op):
+		if from := op.In[0].def; from.Kind == "mul" && d.used[op.In[0]] == nil {
+			d.copy(from)
 		}
+		d.copy(op)
 	default:
 		d.used[v] = d.residual(v)
 	}
 	return d.used[v]
+}
+
+// copy recomputes an operation in the backward graph.
+func (d *Differ) copy(op *Op) {
+	in := lists.Map(op.In, d.Use)
+	for i, u := range d.CopyWith(op, op.Attrs, op.Body, in...) {
+		d.used[op.Out[i]] = u
+	}
 }
 
 // cheaper tells whether a value follows element by element from values that take no more memory:

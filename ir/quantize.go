@@ -292,6 +292,23 @@ func (d *Differ) saveQuantized(x *Value, f Format, rows []string) []*Value {
 	return list
 }
 
+// again tells whether an operation quantizes a value that the backward graph has anyway: a result of
+// attention, which its gradient reads, or a product of which the gradient reads both factors, such
+// as SwiGLU. Rows of experts are others': the gradient of a router reads them as they are.
+func (d *Differ) again(op *Op) bool {
+	if !d.requant || op.Kind != "quantize" || len(op.In) > 1 || op.In[0].Type.Index(ExpertDim) >= 0 {
+		return false
+	}
+	from := op.In[0].def
+	return from != nil && (from.Kind == "attention" || d.isProduct(from))
+}
+
+// isProduct tells a product whose gradient reads both factors.
+func (d *Differ) isProduct(op *Op) bool {
+	return op.Kind == "mul" && op.In[0].Type.Equal(op.In[1].Type) &&
+		!slices.ContainsFunc(op.In, func(v *Value) bool { return !d.needs[v] })
+}
+
 // QuantizeAll quantizes a value and gives all operands of a GEMM: codes, scales and, if the format
 // has a tensor scale, amax.
 func (b *Builder) QuantizeAll(x *Value, q Quantize) []*Value {

@@ -102,7 +102,7 @@ func (r *repeatGrad) differentiate() error {
 		}
 	}
 	grad, err := Grad(body, GradPlan{Wrt: wrt, Recompute: r.d.recompute, Terms: r.d.terms,
-		SaveRows: r.d.saveRows})
+		SaveRows: r.d.saveRows, Requantize: r.d.requant})
 	if err != nil {
 		return err
 	}

@@ -72,11 +72,11 @@ func (w *writer) triton(s *site) (out []*value) {
 
 // eights are what a kernel of MXFP8 makes of the parts of its source.
 func (w *writer) eights(spec fused.Spec, parts []*value) (out []*value) {
-	for _, y := range parts {
+	for part, y := range parts {
 		if spec.Keep {
 			out = append(out, y)
 		}
-		if spec.Along {
+		if spec.AlongOf(part) {
 			out = append(out, w.mxfp8(y)...)
 		}
 		if spec.Across {

@@ -2,6 +2,7 @@ package rewrite
 
 import (
 	"slices"
+	"strconv"
 
 	"github.com/deepwell/deepwell/dtype"
 	"github.com/deepwell/deepwell/internal/lists"
@@ -15,6 +16,8 @@ const (
 	attrExpr = "expr" // what it computes, as package kernels/expr prints it; none reads its source
 	attrType = "type" // of each source
 	attrKeep = "keep" // it returns its source, too
+	// attrColumns are the sources, by their numbers, that are quantized across alone.
+	attrColumns = "columns"
 )
 
 // fuseSources moves what computes a source element by element into the kernel that quantizes it, so
@@ -127,12 +130,16 @@ func (f *fuser) widest(also func(*ir.Op) []*ir.Op, op *ir.Op, rest []*ir.Op) *fu
 	return best
 }
 
-// alike tells whether two quantizations have one shape and one manner.
+// alike tells whether two quantizations have one shape and one manner; to MXFP8, one may be across
+// alone.
 func alike(a, b *ir.Op) bool {
 	return a.Attrs.Text("format") == b.Attrs.Text("format") && a.In[0].Type.Equal(b.In[0].Type) &&
-		slices.Equal(along(a), along(b)) &&
+		(slices.Equal(along(a), along(b)) || (acrossAlone(a) || acrossAlone(b)) && beside(a, 1) == 0) &&
 		slices.Equal(a.Attrs.List(attrAcross), b.Attrs.List(attrAcross))
 }
+
+// acrossAlone tells a quantization that has no codes along rows.
+func acrossAlone(op *ir.Op) bool { return op.Kind == QuantizeOnce && len(along(op)) == 0 }
 
 // computable tells whether a value is computed element by element.
 func computable(v *ir.Value) bool {
@@ -217,7 +224,19 @@ func handOut(r *ir.Rewriter, list []*ir.Op, out []*ir.Value) {
 
 // attrs are the attributes of an operation that computes what it quantizes.
 func (u *fusion) attrs(q *ir.Op) ir.Attrs {
-	return q.Attrs.With(attrExpr, u.expr.String()).With(attrType, q.In[0].Type.String()).
+	a := q.Attrs
+	var columns []string
+	for i, one := range u.quantize {
+		if acrossAlone(one) {
+			columns = append(columns, strconv.Itoa(i))
+		} else {
+			a = a.With("along", along(one))
+		}
+	}
+	if len(columns) > 0 && len(columns) < len(u.quantize) {
+		a = a.With(attrColumns, columns)
+	}
+	return a.With(attrExpr, u.expr.String()).With(attrType, q.In[0].Type.String()).
 		With(attrKeep, u.keep)
 }
 
@@ -238,8 +257,8 @@ func writtenOut(b *ir.Builder, op *ir.Op) (out []*ir.Value) {
 		if op.Attrs.Bool(attrKeep) {
 			out = append(out, y)
 		}
-		for way, name := range []string{"along", attrAcross} {
-			if dims := op.Attrs.List(name); len(dims) > 0 {
+		for way, dims := range waysOf(op, part) {
+			if len(dims) > 0 {
 				codes, scales := b.Quantize(y, orientedBy(op, part, len(list), way, dims))
 				out = append(out, codes, scales)
 			}

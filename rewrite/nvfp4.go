@@ -295,6 +295,13 @@ func NVFP4Of(op *ir.Op) (f fused.NVFP4Form, err error) {
 		return f, err
 	}
 	f.Form = fused.Form{Along: m.Along, Across: m.Across, Keep: m.Keep}
+	for _, text := range op.Attrs.List(attrColumns) {
+		part, err := strconv.Atoi(text)
+		if err != nil {
+			return f, fmt.Errorf("part %q: %w", text, err)
+		}
+		f.Columns = append(f.Columns, part)
+	}
 	if op.Kind == AmaxOnce {
 		return f, nil
 	}

@@ -3,6 +3,7 @@ package rewrite
 import (
 	"fmt"
 	"slices"
+	"strconv"
 
 	"github.com/deepwell/deepwell/dtype"
 	"github.com/deepwell/deepwell/internal/lists"
@@ -190,11 +191,32 @@ func inferQuantizeOnce(g *ir.Graph, op *ir.Op) (types []ir.Type, err error) {
 	if err != nil {
 		return nil, err
 	}
+	for part := range e.Out {
+		list, err := inferPart(g, op, e, source, part)
+		if err != nil {
+			return nil, err
+		}
+		types = append(types, list...)
+	}
+	return types, nil
+}
+
+// waysOf gives the dimensions that a source of a [QuantizeOnce] is quantized along and across.
+func waysOf(op *ir.Op, part int) [2][]string {
+	ways := [2][]string{op.Attrs.List("along"), op.Attrs.List(attrAcross)}
+	if slices.Contains(op.Attrs.List(attrColumns), strconv.Itoa(part)) {
+		ways[0] = nil
+	}
+	return ways
+}
+
+// inferPart gives the types of what a [QuantizeOnce] makes of one source.
+func inferPart(g *ir.Graph, op *ir.Op, e *expr.Expr, source ir.Type, part int) (types []ir.Type,
+	err error) {
 	if op.Attrs.Bool(attrKeep) {
 		types = append(types, source)
 	}
-	for _, name := range []string{"along", attrAcross} {
-		dims := op.Attrs.List(name)
+	for _, dims := range waysOf(op, part) {
 		if len(dims) == 0 {
 			continue
 		}
@@ -213,5 +235,5 @@ func inferQuantizeOnce(g *ir.Graph, op *ir.Op) (types []ir.Type, err error) {
 	if len(types) < 2 {
 		return nil, fmt.Errorf("has no orientation")
 	}
-	return slices.Repeat(types, len(e.Out)), nil
+	return types, nil
 }

@@ -30,6 +30,8 @@ type Options struct {
 	// OffloadActivations keeps the residuals of layer loops in host memory; OffloadState keeps the
 	// optimizer state there between updates.
 	OffloadActivations, OffloadState bool
+	// Requantize is as in [ir.GradPlan].
+	Requantize bool
 }
 
 // Report returns what gradient graphs report about their quantized GEMMs.
@@ -71,7 +73,8 @@ func NewStep(loss *ir.Graph, o Options, w *QuantizedCopies) (*Step, error) {
 	o.Recompute = slices.DeleteFunc(slices.Clone(o.Recompute), func(t ir.Tag) bool {
 		return t == ir.Embed || t == ir.Head
 	})
-	how := ir.GradPlan{Recompute: o.Recompute, Offload: o.OffloadActivations}
+	how := ir.GradPlan{Recompute: o.Recompute, Offload: o.OffloadActivations,
+		Requantize: o.Requantize}
 	// On a mesh, gathers of parameters are recomputed in the backward pass (ZeRO 3), and gradients
 	// stay partial sums until the update.
 	if o.Sharding != nil {

@@ -43,7 +43,7 @@ func plain(s fused.Spec, k *triton.Kernel, in [][]float32) (list []result, err e
 		case s.Format == dtype.NVFP4:
 			more, err = four(s, part, bits)
 		default:
-			more, err = eight(s, bits)
+			more, err = eight(s, part, bits)
 		}
 		if err != nil {
 			return nil, err
@@ -54,9 +54,9 @@ func plain(s fused.Spec, k *triton.Kernel, in [][]float32) (list []result, err e
 }
 
 // eight are codes and scales of MXFP8.
-func eight(s fused.Spec, bits []uint16) (list []result, err error) {
+func eight(s fused.Spec, part int, bits []uint16) (list []result, err error) {
 	n := len(bits)
-	if s.Along {
+	if s.AlongOf(part) {
 		q, scales := make([]byte, n), make([]byte, n/block.MXFP8Size)
 		if err := block.MXFP8(q, scales, bits); err != nil {
 			return nil, err

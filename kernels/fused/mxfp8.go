@@ -1,6 +1,8 @@
 package fused
 
 import (
+	"slices"
+
 	"github.com/deepwell/deepwell/dtype"
 	tt "github.com/deepwell/deepwell/kernels/triton"
 )
@@ -12,8 +14,13 @@ type Form struct {
 	// are in rows, as whatever splits, joins or sends them wants them.
 	Swizzled bool
 	Keep     bool // writes what is quantized, too
+	// Columns are parts, by their numbers, of which only blocks along columns are written.
+	Columns []int
 	Stacks
 }
+
+// AlongOf tells whether a part is quantized along rows.
+func (f Form) AlongOf(part int) bool { return f.Along && !slices.Contains(f.Columns, part) }
 
 // Stacks are arrays of as many matrices as a loop has rounds, of which a kernel in the loop reads
 // and writes one: what other rounds put there stays.
@@ -68,7 +75,7 @@ func MXFP8(m Matrix, s Source, f Form) (*tt.Kernel, error) {
 		if f.Keep {
 			results = append(results, kept(m, part, s.Parts))
 		}
-		if f.Along {
+		if f.AlongOf(part) {
 			codes(part, "q", m.Rows, m.Cols)
 		}
 		if f.Across {
@@ -83,7 +90,7 @@ func MXFP8(m Matrix, s Source, f Form) (*tt.Kernel, error) {
 	}
 	t, launch := newTile(b, m, pad)
 	switch {
-	case !f.Along && !f.Across:
+	case !f.Along && !f.Across || !f.Across && len(f.Columns) > 0:
 		b.Fail("a form without an orientation")
 	case f.Across && m.Rows%32 != 0 || f.Along && m.Cols%32 != 0:
 		b.Fail("blocks of 32 do not divide %d×%d", m.Rows, m.Cols)
@@ -94,13 +101,13 @@ func MXFP8(m Matrix, s Source, f Form) (*tt.Kernel, error) {
 		launch.Warps *= 2
 	}
 	out := f.shift(t, args, v)
-	for _, y := range s.Compute(t, v[:operands]) {
+	for part, y := range s.Compute(t, v[:operands]) {
 		q := mxfp8{t, f.Swizzled, y.To(tt.BF16)}
 		if f.Keep {
 			t.keep(out[0], q.y)
 			out = out[1:]
 		}
-		if f.Along {
+		if f.AlongOf(part) {
 			q.along(out[0], out[1])
 			out = out[2:]
 		}

@@ -73,7 +73,7 @@ func (s *Spec) numbers() (list []number) {
 		s.Rounds = n[0]
 		return len(n) == 1
 	}})
-	for _, l := range s.lists() {
+	for _, l := range append(s.lists(), words{"columns", &s.Columns}) {
 		list = append(list, number{l.name, *l.of, func(n []int) bool {
 			*l.of = n
 			return true
@@ -131,15 +131,15 @@ func (s Spec) String() string {
 	return strings.Join(words, " ") + ": " + s.Expr.String()
 }
 
-// lists are the words of stacks.
-func (s *Stacks) lists() []struct {
+// words are a name and the numbers after it.
+type words struct {
 	name string
 	of   *[]int
-} {
-	return []struct {
-		name string
-		of   *[]int
-	}{{"from", &s.From}, {"into", &s.Into}, {"saved", &s.Saved}}
+}
+
+// lists are the words of stacks.
+func (s *Stacks) lists() []words {
+	return []words{{"from", &s.From}, {"into", &s.Into}, {"saved", &s.Saved}}
 }
 
 // parseNumbers reads a word such as from=0,1, and tells whether it is one.
@@ -200,6 +200,11 @@ func ParseSpec(text string) (s Spec, err error) {
 	if s.Format != dtype.NVFP4 && (s.Amax || s.Tile || s.Layers > 0 || s.Stochastic != [2]bool{}) {
 		return s, fmt.Errorf("%s has no form %q", s.Format, head)
 	}
+	for _, part := range s.Columns {
+		if part >= len(e.Out) || !s.Across || s.Format != dtype.MXFP8 {
+			return s, fmt.Errorf("%s has no part %d along columns alone", text, part)
+		}
+	}
 	return s, s.Stacks.check(e)
 }
 
@@ -226,11 +231,11 @@ func (s Spec) Bytes() int64 {
 		bytes += 4 * (rows + cols)
 	}
 	programs := int64(s.Batch * ceil(s.Rows, tileRows) * ceil(s.Cols, tileCols(s.Matrix)))
-	for range s.Expr.Out {
+	for part := range s.Expr.Out {
 		if s.Keep {
 			bytes += 2 * n
 		}
-		for _, way := range []bool{s.Along, s.Across} {
+		for _, way := range []bool{s.AlongOf(part), s.Across} {
 			switch {
 			case way && s.Amax:
 				bytes += 4 * programs
