@@ -286,8 +286,13 @@ func (d *Differ) Use(v *Value) *Value {
 	case len(op.In) == 0 || op.Tag != "" && slices.Contains(d.recompute, op.Tag) || cheaper(v):
 		d.copy(op)
 	case d.again(op):
-		if from := op.In[0].def; from.Kind == "mul" && d.used[op.In[0]] == nil {
-			d.copy(from)
+		if from := op.In[0].def; d.used[op.In[0]] == nil {
+			switch from.Kind {
+			case "mul":
+				d.copy(from)
+			case "rms_norm":
+				d.normAgain(from)
+			}
 		}
 		d.copy(op)
 	default:

@@ -300,7 +300,41 @@ func (d *Differ) again(op *Op) bool {
 		return false
 	}
 	from := op.In[0].def
-	return from != nil && (from.Kind == "attention" || d.isProduct(from))
+	return from != nil && (from.Kind == "attention" || d.isProduct(from) || d.isNorm(from))
+}
+
+// isNorm tells an RMS norm along its last dimension whose gradient reads what it normalizes: with
+// the statistics of its rows, a number each, it follows element by element.
+func (d *Differ) isNorm(op *Op) bool {
+	x := op.In[0]
+	return op.Kind == "rms_norm" && d.needs[x] &&
+		x.Type.Index(op.Attrs.Text("dim")) == len(x.Type.Dims)-1
+}
+
+// normAgain computes a norm from what it normalizes and the statistics of its rows, which are saved,
+// with the roundings of the forward pass.
+func (d *Differ) normAgain(op *Op) {
+	b := ExtendGraph(d.fwd)
+	b.names = d.names
+	dim, wide := op.Attrs.Text("dim"), func(b *Builder, v *Value) *Value { return b.Convert(v, dtype.F32) }
+	var r *Value
+	b.Tagged(op.Tag, func() {
+		x := wide(b, op.In[0])
+		mean := b.Scale(b.Sum(b.Mul(x, x), dim), 1/float64(x.Type.Size(dim)))
+		r = b.Rsqrt(b.Shift(mean, op.Attrs.Float("eps")))
+	})
+	if b.err != nil {
+		d.fail(b.err)
+		return
+	}
+	d.Tagged(op.Tag, func() {
+		w := wide(d.Builder, d.Use(op.In[1]))
+		if s := op.Attrs.Float("shift"); s != 0 {
+			w = d.Shift(w, s)
+		}
+		y := d.Mul(d.Mul(wide(d.Builder, d.Use(op.In[0])), d.residual(r)), w)
+		d.used[op.Out[0]] = d.Convert(y, op.Out[0].Type.Elem)
+	})
 }
 
 // isProduct tells a product whose gradient reads both factors.

@@ -43,6 +43,8 @@ func (n Norming) own() int64 {
 func (n Norming) library() int64 {
 	matrices := int64(0)
 	switch {
+	case n.Codes: // statistics are read before, and the sum is written by them
+		return n.own() + n.matrix()
 	case n.Grads > 0:
 		if matrices = int64(n.Grads) + 6; n.Grads > 1 {
 			matrices++
@@ -84,6 +86,8 @@ func (s *Selector) Norms(n Norming) (why string, ok bool) {
 		return "XLA's fusions move no more bytes", false
 	case n.Grads > 0:
 		return "one kernel reads the rows once, for both gradients", true
+	case n.Codes:
+		return "one kernel reads the rows once, and quantizes their norm", true
 	}
 	return "one kernel reads the rows once, and saves what the gradient reads", true
 }

@@ -90,10 +90,14 @@ func (k *normCall) norm() (out []*value) {
 		out, s = append(out, sum), k.convert(sum, typeF32)
 	}
 	r := k.inverse(s)
-	if k.Normed {
+	if k.Normed || k.Codes {
 		y := k.elementwise("multiply", s, k.broadcast(r, k.dims, 0))
 		y = k.elementwise("multiply", y, k.weight(k.Operands()-1))
-		out = append(out, k.convert(y, typeBF16))
+		if y = k.convert(y, typeBF16); k.Codes {
+			out = append(out, k.mxfp8(y)...)
+		} else {
+			out = append(out, y)
+		}
 	}
 	if k.Stats {
 		out = append(out, r)

@@ -15,6 +15,7 @@ import (
 const (
 	attrAdded    = "added"    // the first two arguments are added; their sum is the first result
 	attrNormed   = "normed"   // the norm is a result
+	attrCodes    = "codes"    // the norm's codes and scales, along rows, are results
 	attrStats    = "stats"    // 1/√(mean + ε) of rows is a result
 	attrGrads    = "grads"    // how many gradients of the result are added
 	attrResidual = "residual" // the last argument is added to the gradient
@@ -26,7 +27,7 @@ func NormOf(op *ir.Op) (n rownorm.Norm, why string) {
 	cols := x.Size(a.Text("dim"))
 	return rownorm.Norm{Rows: int(x.Shape().Elements() / max(cols, 1)), Cols: int(cols),
 		Eps: a.Float("eps"), Shift: a.Float("shift"), Added: a.Bool(attrAdded),
-		Normed: a.Bool(attrNormed), Stats: a.Bool(attrStats), Grads: int(a.Int(attrGrads)),
+		Normed: a.Bool(attrNormed), Codes: a.Bool(attrCodes), Stats: a.Bool(attrStats), Grads: int(a.Int(attrGrads)),
 		Residual: a.Bool(attrResidual)}, a.Text(attrWhy)
 }
 
@@ -116,9 +117,9 @@ func savedBy(g *ir.Graph) func(*ir.Value) bool {
 }
 
 // inferNormRows gives the types of the sum, the norm and the statistics, if they are asked for.
-func inferNormRows(_ *ir.Graph, op *ir.Op) (types []ir.Type, err error) {
+func inferNormRows(g *ir.Graph, op *ir.Op) (types []ir.Type, err error) {
 	a, n := op.Attrs, 1
-	for _, name := range []string{attrAdded, attrNormed} {
+	for _, name := range []string{attrAdded, attrNormed, attrCodes} {
 		if a.Bool(name) {
 			n++
 		}
@@ -135,11 +136,24 @@ func inferNormRows(_ *ir.Graph, op *ir.Op) (types []ir.Type, err error) {
 			types = append(types, x)
 		}
 	}
+	if a.Bool(attrCodes) {
+		one := &ir.Op{Kind: "quantize", Attrs: codesOf(a)}
+		list, err := inferAs("quantize", g, one, &ir.Value{Type: x})
+		if err != nil {
+			return nil, err
+		}
+		types = append(types, list...)
+	}
 	if a.Bool(attrStats) {
 		types = append(types, ir.Type{Elem: dtype.F32, Dims: ir.Without(x.Dims, a.Text("dim")),
 			Place: x.Place})
 	}
 	return types, nil
+}
+
+// codesOf are the attributes of the quantize that a norm of rows does.
+func codesOf(a ir.Attrs) ir.Attrs {
+	return ir.Attrs{}.With("format", string(ir.MXFP8)).With("along", []string{a.Text("dim")})
 }
 
 // writtenRows is what a [NormRows] means to the interpreter.
@@ -150,8 +164,14 @@ func writtenRows(b *ir.Builder, op *ir.Op) (out []*ir.Value) {
 		out = append(out, x)
 	}
 	dim := a.Text("dim")
-	if a.Bool(attrNormed) {
-		out = append(out, b.RMSNorm(x, op.In[len(op.In)-1], dim, a.Float("eps"), a.Float("shift")))
+	if a.Bool(attrNormed) || a.Bool(attrCodes) {
+		y := b.RMSNorm(x, op.In[len(op.In)-1], dim, a.Float("eps"), a.Float("shift"))
+		if a.Bool(attrCodes) {
+			codes, scales := b.Quantize(y, ir.Quantize{Format: ir.MXFP8, Along: []string{dim}})
+			out = append(out, codes, scales)
+		} else {
+			out = append(out, y)
+		}
 	}
 	if a.Bool(attrStats) {
 		out = append(out, inverseOf(b, b.Convert(x, dtype.F32), dim, a.Float("eps")))

@@ -8,6 +8,7 @@ import (
 	"slices"
 
 	"github.com/deepwell/deepwell/dtype"
+	"github.com/deepwell/deepwell/dtype/block"
 	"github.com/deepwell/deepwell/engine"
 	"github.com/deepwell/deepwell/kernels/rownorm"
 	"github.com/deepwell/deepwell/kernels/triton"
@@ -69,6 +70,15 @@ func drawNorm(n rownorm.Norm, k *triton.Kernel, r *rand.Rand) (d drawn) {
 	return d
 }
 
+// quantized gives what the codes of MXFP8 of some numbers stand for; nil is a difference.
+func quantized(x []float32) []float32 {
+	q, scales := make([]byte, len(x)), make([]byte, len(x)/block.MXFP8Size)
+	if err := block.MXFP8(q, scales, x); err != nil {
+		return nil
+	}
+	return decoded(dtype.MXFP8, q, scales)
+}
+
 // apartNorm gives how far results are from the plain form.
 func (d drawn) apartNorm(n rownorm.Norm, k *triton.Kernel, got [][]byte) (apart float64) {
 	var want [][]float32
@@ -90,6 +100,9 @@ func (d drawn) apartNorm(n rownorm.Norm, k *triton.Kernel, got [][]byte) (apart 
 		return wholly
 	}
 	for i, b := range got {
+		if results[i].Elem == triton.I8 { // scales, compared with their codes
+			continue
+		}
 		kind := dtype.BF16
 		if results[i].Elem == triton.F32 {
 			kind = dtype.F32
@@ -101,6 +114,10 @@ func (d drawn) apartNorm(n rownorm.Norm, k *triton.Kernel, got [][]byte) (apart 
 				return wholly // it wrote into what is another round's
 			}
 			b = b[round*size:][:size]
+		}
+		if results[i].Elem == triton.E4M3 {
+			apart = max(apart, distance(decoded(dtype.MXFP8, b, got[i+1]), quantized(want[i])))
+			continue
 		}
 		sum := make([]float32, len(want[i])) // of parts, if there are any
 		for at, v := range kind.Values(b) {

@@ -131,23 +131,30 @@ type mxfp8 struct {
 	y        tt.Value
 }
 
-// bits are the magnitudes.
-func (q mxfp8) bits() tt.Value { return q.y.Bits(tt.I16).To(tt.I32).And(0x7fff) }
+// bits are the magnitudes of bfloat16.
+func bits(y tt.Value) tt.Value { return y.Bits(tt.I16).To(tt.I32).And(0x7fff) }
+
+// RowBlocks quantizes rows of bfloat16 [rows, cols] in blocks of 32: codes of MXFP8 [rows, cols] and
+// scales [rows, cols/32].
+func RowBlocks(y tt.Value, rows, cols int) (codes, scales tt.Value) {
+	scale, factor := powerScales(bits(y).Reshape(rows, cols/32, 32).Largest(2))
+	wide := y.To(tt.F32).Reshape(rows, cols/32, 32).Mul(factor.Expand(2)).Reshape(rows, cols)
+	return wide.To(tt.E4M3), scale.To(tt.I8)
+}
 
 // along writes codes and scales along rows.
 func (q mxfp8) along(codes, scales tt.Value) {
 	n := q.wide / 32
-	scale, factor := powerScales(q.bits().Reshape(tileRows, n, 32).Largest(2))
-	y := q.y.To(tt.F32).Reshape(tileRows, n, 32).Mul(factor.Expand(2)).Reshape(tileRows, q.wide)
+	y, scale := RowBlocks(q.y, tileRows, q.wide)
 	row := q.globalRow()
-	q.store(codes.At(place(row, q.col, q.batch*q.rows, q.cols)), y.To(tt.E4M3), q.inside)
+	q.store(codes.At(place(row, q.col, q.batch*q.rows, q.cols)), y, q.inside)
 	block := q.b.Program(1).Mul(n).Add(q.b.Range(n)).Expand(0)
 	r, k := q.scales(row.Expand(1), block, 32)
 	at, last := r.Mul(q.cols/32).Add(k), q.cols/32
 	if q.swizzled {
 		at, last = swizzled(r, k, q.cols/32), ceil(q.cols, 128)*4
 	}
-	q.store(scales.At(at), scale.To(tt.I8), func() tt.Value {
+	q.store(scales.At(at), scale, func() tt.Value {
 		here := block.Is("lt", last)
 		if q.swizzled {
 			return here
@@ -158,7 +165,7 @@ func (q mxfp8) along(codes, scales tt.Value) {
 
 // across writes codes and scales along columns, transposed.
 func (q mxfp8) across(codes, scales tt.Value) {
-	scale, factor := powerScales(q.bits().Largest(0))
+	scale, factor := powerScales(bits(q.y).Largest(0))
 	y := q.y.To(tt.F32).Mul(factor.Expand(0)).To(tt.E4M3).Trans(1, 0)
 	col := q.col
 	if q.batch > 1 {

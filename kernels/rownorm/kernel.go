@@ -11,7 +11,8 @@ import (
 // A Norm is what one kernel computes of a matrix [rows, cols] in bfloat16, r being
 // 1/√(mean(s²) + ε) of a row. Operands and results, in their order:
 //
-//	x, y if added, the weight [cols] if normed → s = x + y if added, s·r·(weight + shift) if normed,
+//	x, y if added, the weight [cols] if normed → s = x + y if added, s·r·(weight + shift) if normed
+//	or, rounded to bfloat16 first, its codes of MXFP8 and their scales [rows, cols/32],
 //	r [rows] in float32 if stats are asked for
 //
 // The gradient sums gradients dy of the result, takes r from x, and adds the gradient that a
@@ -24,6 +25,7 @@ type Norm struct {
 	Eps, Shift float64
 	Added      bool // x is a sum, which is a result
 	Normed     bool
+	Codes      bool // the norm is quantized, along rows; it is not written itself
 	Stats      bool
 	Grads      int  // of a gradient: how many dy there are; 0 is the norm itself
 	Residual   bool // of a gradient
@@ -48,6 +50,9 @@ func Widest(grad bool) int {
 	}
 	return 2 * mostWarps * 32 * perThread
 }
+
+// block is how many codes have a scale.
+const block = 32
 
 // programs is how many programs share the rows of a gradient: four for each of 148 SMs, so that the
 // weight's gradient has few parts and every SM has work.
@@ -84,7 +89,7 @@ func (n Norm) operands() (list []tt.Arg) {
 		if n.Added {
 			list = append(list, n.matrix("y"))
 		}
-		if n.Normed {
+		if n.Normed || n.Codes {
 			list = append(list, weight)
 		}
 		return list
@@ -110,6 +115,10 @@ func (n Norm) results() (list []tt.Arg) {
 		}
 		if n.Normed {
 			list = append(list, n.matrix("n"))
+		}
+		if n.Codes {
+			list = append(list, tt.Arg{Name: "q", Elem: tt.E4M3, Shape: []int{n.Rows, n.Cols}},
+				tt.Arg{Name: "qs", Elem: tt.I8, Shape: []int{n.Rows, n.Cols / block}})
 		}
 		if n.Stats {
 			list = append(list, tt.Arg{Name: "r", Elem: tt.F32, Shape: []int{n.Rows}})
@@ -228,9 +237,14 @@ func (r *rows) norm() {
 		next++
 	}
 	inverse := r.inverse(s)
-	if r.Normed {
-		y := s.Mul(inverse.Expand(1)).Mul(r.weight(r.Operands() - 1))
-		give(next, y.To(tt.BF16))
+	if r.Normed || r.Codes {
+		y := s.Mul(inverse.Expand(1)).Mul(r.weight(r.Operands() - 1)).To(tt.BF16)
+		if r.Codes {
+			r.codes(out[next:], row, y)
+			next++
+		} else {
+			give(next, y)
+		}
 		next++
 	}
 	if r.Stats {
@@ -241,6 +255,19 @@ func (r *rows) norm() {
 		}
 		r.b.Store(to, inverse)
 	}
+}
+
+// codes writes the codes of rows and their scales.
+func (r *rows) codes(to []tt.Value, row, y tt.Value) {
+	codes, scales := fused.RowBlocks(y, r.high(), r.wide())
+	r.store(to[0], row, codes)
+	n := r.b.Range(r.wide() / block)
+	at := to[1].At(row.Expand(1).Mul(r.Cols / block).Add(n.Expand(0)))
+	if r.Rows%r.high() == 0 && r.wide() == r.Cols {
+		r.b.Store(at, scales)
+		return
+	}
+	r.b.StoreIf(row.Is("lt", r.Rows).Expand(1).And(n.Is("lt", r.Cols/block).Expand(0)), at, scales)
 }
 
 // gradient prints the gradient of the rows that are the program's, some at a time.

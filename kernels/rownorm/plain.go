@@ -7,7 +7,8 @@ import (
 )
 
 // Plain computes the results in float64 of operands without their stacks: what a kernel is held to.
-// Results in bfloat16 are rounded once; the weight's gradient is one row, the sum of its parts.
+// Results in bfloat16 are rounded once; the weight's gradient is one row, the sum of its parts. Of
+// codes it gives what they are codes of, and nothing for their scales.
 func (n Norm) Plain(in [][]float32) (out [][]float64) {
 	if n.Grads > 0 {
 		return n.plainGradient(in)
@@ -22,7 +23,7 @@ func (n Norm) Plain(in [][]float32) (out [][]float64) {
 	for row := range n.Rows {
 		stats[row] = n.inverse(s[row*n.Cols:][:n.Cols])
 	}
-	if n.Normed {
+	if n.Normed || n.Codes {
 		weight := in[n.Operands()-1]
 		for i := range y {
 			y[i] = rounded(s[i] * stats[i/n.Cols] * (float64(weight[i%n.Cols]) + n.Shift))
@@ -31,7 +32,7 @@ func (n Norm) Plain(in [][]float32) (out [][]float64) {
 	for _, r := range []struct {
 		is bool
 		of []float64
-	}{{n.Added, s}, {n.Normed, y}, {n.Stats, stats}} {
+	}{{n.Added, s}, {n.Normed || n.Codes, y}, {n.Codes, nil}, {n.Stats, stats}} {
 		if r.is {
 			out = append(out, r.of)
 		}

@@ -6,6 +6,8 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+
+	tt "github.com/deepwell/deepwell/kernels/triton"
 )
 
 // The first words of specifications, and the keys of the kernels: what a GPU refuses of one shape
@@ -25,10 +27,14 @@ func (n Norm) Key() string {
 
 // name is the kernel's.
 func (n Norm) name() string {
+	name := n.Key()
 	if n.Grads == 0 && n.Added {
-		return "add_" + forward
+		name = "add_" + name
 	}
-	return n.Key()
+	if n.Codes {
+		name += "_mxfp8"
+	}
+	return name
 }
 
 // Is tells whether a specification is of a norm.
@@ -39,6 +45,7 @@ func Is(text string) bool {
 // String specifies the kernel in its call, for whoever reads the program:
 //
 //	rms_norm 8192x4096 eps=1e-05 shift=0 added normed rounds=32 saved=0 kept=1
+//	rms_norm 8192x4096 eps=1e-05 shift=0 added codes stats rounds=32 into=0
 //	rms_norm_grad 8192x4096 eps=1e-05 shift=0 grads=2 residual rounds=32 from=0
 func (n Norm) String() string {
 	words := []string{n.Key(), fmt.Sprintf("%dx%d", n.Rows, n.Cols),
@@ -77,7 +84,7 @@ type list struct {
 }
 
 func (n *Norm) flags() []flag {
-	return []flag{{"added", &n.Added}, {"normed", &n.Normed}, {"stats", &n.Stats},
+	return []flag{{"added", &n.Added}, {"normed", &n.Normed}, {"codes", &n.Codes}, {"stats", &n.Stats},
 		{"residual", &n.Residual}}
 }
 
@@ -174,9 +181,10 @@ func (n Norm) check() error {
 	}
 	grad := n.Grads > 0
 	switch {
-	case n.Grads > most || grad && (n.Added || n.Normed || n.Stats) || !grad && n.Residual:
+	case n.Grads > most || grad && (n.Added || n.Normed || n.Codes || n.Stats) ||
+		!grad && n.Residual || n.Normed && n.Codes || n.Codes && n.Cols%block != 0:
 		return fmt.Errorf("no norm is %q", n)
-	case !grad && !n.Normed && !n.Stats:
+	case !grad && !n.Normed && !n.Codes && !n.Stats:
 		return fmt.Errorf("a norm without results")
 	case n.Rounds == 0 && len(n.From)+len(n.Into)+len(n.Saved)+len(n.Kept) > 0:
 		return fmt.Errorf("stacks of no rounds")
@@ -188,7 +196,7 @@ func (n Norm) check() error {
 		}
 	}
 	for _, i := range slices.Concat(n.Into, n.Kept) {
-		if i >= len(results) || results[i].Shape[0] != n.Rows || len(results[i].Shape) != 2 ||
+		if i >= len(results) || results[i].Shape[0] != n.Rows || results[i].Elem != tt.BF16 ||
 			grad && i > 0 {
 			return fmt.Errorf("result %d is no matrix", i)
 		}
