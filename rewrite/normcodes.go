@@ -114,7 +114,7 @@ func (f *codesFinder) inverse(x *ir.Value, dim string, eps float64) (*ir.Op, []*
 
 // op is the operation of a norm in its own place or of the sum before it.
 func (n *normCode) op(place *ir.Op) *ir.Op {
-	a := n.norm.Attrs.With(attrCodes, true).With(attrStats, n.inverse != nil).With(attrWhy, n.why)
+	a := n.norm.Attrs.With(Codes, true).With(attrStats, n.inverse != nil).With(attrWhy, n.why)
 	if place == n.norm {
 		return &ir.Op{Kind: NormRows, In: n.norm.In, Attrs: a}
 	}

@@ -15,11 +15,14 @@ import (
 const (
 	attrAdded    = "added"    // the first two arguments are added; their sum is the first result
 	attrNormed   = "normed"   // the norm is a result
-	attrCodes    = "codes"    // the norm's codes and scales, along rows, are results
 	attrStats    = "stats"    // 1/√(mean + ε) of rows is a result
 	attrGrads    = "grads"    // how many gradients of the result are added
 	attrResidual = "residual" // the last argument is added to the gradient
 )
+
+// Codes is the attribute of a norm of rows whose codes and scales, along rows, are results. A sum
+// that is one, too, is read from its stack.
+const Codes = "codes"
 
 // NormOf reads a [NormRows] or a [NormGrad], and why it was chosen.
 func NormOf(op *ir.Op) (n rownorm.Norm, why string) {
@@ -27,7 +30,7 @@ func NormOf(op *ir.Op) (n rownorm.Norm, why string) {
 	cols := x.Size(a.Text("dim"))
 	return rownorm.Norm{Rows: int(x.Shape().Elements() / max(cols, 1)), Cols: int(cols),
 		Eps: a.Float("eps"), Shift: a.Float("shift"), Added: a.Bool(attrAdded),
-		Normed: a.Bool(attrNormed), Codes: a.Bool(attrCodes), Stats: a.Bool(attrStats), Grads: int(a.Int(attrGrads)),
+		Normed: a.Bool(attrNormed), Codes: a.Bool(Codes), Stats: a.Bool(attrStats), Grads: int(a.Int(attrGrads)),
 		Residual: a.Bool(attrResidual)}, a.Text(attrWhy)
 }
 
@@ -119,7 +122,7 @@ func savedBy(g *ir.Graph) func(*ir.Value) bool {
 // inferNormRows gives the types of the sum, the norm and the statistics, if they are asked for.
 func inferNormRows(g *ir.Graph, op *ir.Op) (types []ir.Type, err error) {
 	a, n := op.Attrs, 1
-	for _, name := range []string{attrAdded, attrNormed, attrCodes} {
+	for _, name := range []string{attrAdded, attrNormed, Codes} {
 		if a.Bool(name) {
 			n++
 		}
@@ -136,7 +139,7 @@ func inferNormRows(g *ir.Graph, op *ir.Op) (types []ir.Type, err error) {
 			types = append(types, x)
 		}
 	}
-	if a.Bool(attrCodes) {
+	if a.Bool(Codes) {
 		one := &ir.Op{Kind: "quantize", Attrs: codesOf(a)}
 		list, err := inferAs("quantize", g, one, &ir.Value{Type: x})
 		if err != nil {
@@ -164,9 +167,9 @@ func writtenRows(b *ir.Builder, op *ir.Op) (out []*ir.Value) {
 		out = append(out, x)
 	}
 	dim := a.Text("dim")
-	if a.Bool(attrNormed) || a.Bool(attrCodes) {
+	if a.Bool(attrNormed) || a.Bool(Codes) {
 		y := b.RMSNorm(x, op.In[len(op.In)-1], dim, a.Float("eps"), a.Float("shift"))
-		if a.Bool(attrCodes) {
+		if a.Bool(Codes) {
 			codes, scales := b.Quantize(y, ir.Quantize{Format: ir.MXFP8, Along: []string{dim}})
 			out = append(out, codes, scales)
 		} else {

@@ -147,7 +147,8 @@ func newStacks(w writer, op *ir.Op, in []val, matrix func(i int) bool,
 	}
 	for i, v := range op.Out {
 		slot := w.SlotOf(v)
-		if slot == nil || !whole(v) || !slot.Alone || !s.use(slot.Slice) {
+		fused := slot != nil && slot.Fused && op.Attrs.Bool(rewrite.Codes)
+		if slot == nil || !whole(v) || !slot.Alone && !fused || !s.use(slot.Slice) {
 			s.slots = append(s.slots, nil)
 			continue
 		}
@@ -192,8 +193,11 @@ func (s *stacks) results(w writer, op *ir.Op, out []val) []val {
 	}
 	list := make([]val, len(op.Out))
 	for i, v := range op.Out {
-		if list[i] = (&stablehlo.Value{Type: v.Type}); s.slots[i] == nil { // else nobody reads it
+		switch list[i] = (&stablehlo.Value{Type: v.Type}); { // which nobody reads
+		case s.slots[i] == nil:
 			list[i] = w.Reshape(out[i], ir.Type{Dims: v.Type.Dims})
+		case !s.slots[i].Alone:
+			list[i] = w.Written(s.slots[i], v.Type)
 		}
 	}
 	return list

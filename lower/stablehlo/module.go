@@ -237,19 +237,19 @@ func placesOf(l ir.Loop, stacks []Val, at Val) map[*ir.Value]*Slot {
 	list, seen, results := map[*ir.Value]*Slot{}, map[*ir.Value]bool{}, l.Body.Results
 	for i, v := range results[len(l.Carries):] {
 		if delete(list, v); !seen[v] {
-			list[v] = &Slot{Slice: Slice{stacks[i], at}, Alone: true}
+			list[v] = &Slot{Slice: Slice{stacks[i], at}, Alone: true, Fused: true}
 		}
 		seen[v] = true
 	}
 	for _, v := range results[:len(l.Carries)] {
 		if list[v] != nil {
-			list[v].Alone = false
+			list[v].Alone, list[v].Fused = false, false
 		}
 	}
 	for _, op := range l.Body.Ops {
 		for _, v := range op.In {
 			if list[v] != nil {
-				list[v].Alone = false
+				list[v].Alone, list[v].Fused = false, list[v].Fused && op.Elementwise()
 			}
 		}
 	}

@@ -48,7 +48,16 @@ type Slice struct{ Stack, At Val }
 type Slot struct {
 	Slice
 	Alone bool // nothing in the body reads the result
+	// Fused: what reads it in the body computes element by element, and can read it in its stack.
+	Fused bool
 	After Val
+}
+
+// Written gives the result of a slot as what the stack has there, once a kernel has written it.
+func (w *Writer) Written(s *Slot, t ir.Type) Val {
+	v := w.Reshape(w.dynamicSlice(s.After, s.After.Type.Dims[0].Name, s.At, 1), t)
+	w.slices[v.Name] = Slice{s.After, s.At}
+	return v
 }
 
 // SliceOf tells which part of which stack a value is, if it is one.
