@@ -116,6 +116,9 @@ func (f *fuser) find(g *ir.Graph) {
 // Also gives what else reads the source of one, in the kernel's place.
 func (f *fuser) widest(also func(*ir.Op) []*ir.Op, op *ir.Op, rest []*ir.Op) *fusion {
 	best := f.fusion(also, op)
+	if all := f.together(also, best, rest); all != nil {
+		return all
+	}
 	for _, other := range rest {
 		if best == nil || best.keep {
 			break
@@ -128,6 +131,32 @@ func (f *fuser) widest(also func(*ir.Op) []*ir.Op, op *ir.Op, rest []*ir.Op) *fu
 		}
 	}
 	return best
+}
+
+// together fuses a quantization with all of the rest that share an operand with it, if that reads
+// fewer matrices than they do alone: two of three sources may have steps in common with the third
+// that are too many to recompute.
+func (f *fuser) together(also func(*ir.Op) []*ir.Op, first *fusion, rest []*ir.Op) *fusion {
+	if first == nil || first.keep || also != nil {
+		return nil
+	}
+	list, matrices := slices.Clone(first.quantize), first.expr.Matrices()
+	for _, other := range rest {
+		alone := f.fusion(nil, other)
+		if alone != nil && !alone.keep && slices.ContainsFunc(alone.operands, func(v *ir.Value) bool {
+			return slices.Contains(first.operands, v)
+		}) {
+			list, matrices = append(list, other), matrices+alone.expr.Matrices()
+		}
+	}
+	if len(list) < 3 {
+		return nil
+	}
+	all := f.fusion(nil, list...)
+	if all == nil || all.keep || all.expr.Matrices() >= matrices {
+		return nil
+	}
+	return all
 }
 
 // alike tells whether two quantizations have one shape and one manner; to MXFP8, one may be across

@@ -45,9 +45,11 @@ func blocks() []block {
 }
 
 // graph is the block twice with its gradient, quantized to a format.
-func (c block) graph(t *testing.T, f ir.Format) *ir.Graph {
+func (c block) graph(t *testing.T, f ir.Format) *ir.Graph { return lowered(t, c.joint(t, f)) }
+
+// lowered has the GEMMs of a graph quantized.
+func lowered(t *testing.T, g *ir.Graph) *ir.Graph {
 	t.Helper()
-	g := c.joint(t, f)
 	if _, _, err := ir.LowerQuantized(g, func(p string) string { return "c." + p }, nil,
 		ir.ReportNothing); err != nil {
 		t.Fatal(err)
@@ -57,7 +59,10 @@ func (c block) graph(t *testing.T, f ir.Format) *ir.Graph {
 
 // joint is the block twice with its gradient, whose GEMMs are to be quantized to a format; without
 // one it is smaller.
-func (c block) joint(t *testing.T, f ir.Format) *ir.Graph {
+func (c block) joint(t *testing.T, f ir.Format) *ir.Graph { return c.taken(t, f, ir.GradPlan{}) }
+
+// taken is joint with a gradient as a plan says.
+func (c block) taken(t *testing.T, f ir.Format, how ir.GradPlan) *ir.Graph {
 	t.Helper()
 	scale := int64(8)
 	if f == "" {
@@ -95,7 +100,8 @@ func (c block) joint(t *testing.T, f ir.Format) *ir.Graph {
 			}
 		}
 	}
-	gr, err := ir.Grad(g, ir.GradPlan{Wrt: wrt})
+	how.Wrt = wrt
+	gr, err := ir.Grad(g, how)
 	if err != nil {
 		t.Fatal(err)
 	}

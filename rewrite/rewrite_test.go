@@ -34,7 +34,7 @@ func TestPassesOfTargets(t *testing.T) {
 		{kernels.For("sm_90"), []string{"expand-custom", "group-quantizations", "fold-transposes",
 			"share-block-scales", "part-shared-experts", "pack-bytes"}},
 		{kernels.For("sm_100"), []string{"expand-custom", "group-quantizations", "loss-in-place",
-			"quantize-once",
+			"quantize-once", "norm-codes",
 			"write-norms", "norm-rows", "norm-gradients", "fuse-sources",
 			"share-block-scales", "part-shared-experts", "group-experts", "pack-bytes"}},
 	} {

@@ -23,6 +23,7 @@ import (
 
 	"github.com/deepwell/deepwell/dtype"
 	"github.com/deepwell/deepwell/engine"
+	"github.com/deepwell/deepwell/kernels/expr"
 	"github.com/deepwell/deepwell/kernels/flash"
 	"github.com/deepwell/deepwell/kernels/fused"
 	"github.com/deepwell/deepwell/kernels/rownorm"
@@ -118,9 +119,13 @@ func inLoops() (list []kernel) {
 			Rounds: rounds, From: []int{1, 2}}}, nvfp4(stochastic)},
 		{"rms_norm_grad amax kept", "rms_norm_grad", fused.Form{Keep: true,
 			Stacks: fused.Stacks{Rounds: rounds, From: []int{3}}}, amax},
+		{"swiglu requantized with its gradients", requantized, fused.Form{Columns: []int{0},
+			Stacks: fused.Stacks{Rounds: rounds, From: []int{0, 1}}}, mxfp8},
+		{"geglu requantized with its gradients", geglu, fused.Form{Columns: []int{0},
+			Stacks: fused.Stacks{Rounds: rounds, From: []int{0, 1}}}, mxfp8},
 	} {
 		list = append(list, kernel{row.name, rows * cols, func(gpu string) (*triton.Kernel, error) {
-			s, err := fused.Find(row.source)
+			s, err := find(row.source)
 			if err != nil {
 				return nil, err
 			}
@@ -129,6 +134,28 @@ func inLoops() (list []kernel) {
 		}})
 	}
 	return list
+}
+
+// SwiGLU and its gradients, and GeGLU's, of gate, up and the gradient of the product.
+const (
+	requantized = "bf16, bf16, bf16; sigmoid 0; mul 0 3; mul 4 1; mul 2 1; mul 6 3; mul 6 0; " +
+		"mul 3 3; sub 3 9; mul 8 10; add 7 11; mul 2 4 -> 5 12 13"
+	geglu = "bf16, bf16, bf16; mul 0 0; scale 3 0.044715; shift 4 1; mul 0 5; " +
+		"scale 6 1.5957691216057308; sigmoid 7; mul 0 8; mul 9 1; mul 2 9; mul 2 1; mul 12 8; " +
+		"mul 12 0; mul 8 8; sub 8 15; mul 14 16; scale 17 1.5957691216057308; mul 18 5; add 13 19; " +
+		"mul 18 0; scale 21 0.044715; mul 22 0; add 20 23; mul 22 0; add 24 25 -> 10 11 26"
+)
+
+// find gives a source by its name or its expression.
+func find(text string) (fused.Source, error) {
+	if !strings.Contains(text, " -> ") {
+		return fused.Find(text)
+	}
+	e, err := expr.Parse(text)
+	if err != nil {
+		return fused.Source{}, err
+	}
+	return fused.Of(e), nil
 }
 
 func mxfp8(m fused.Matrix, s fused.Source, f fused.Form, _ string) (*triton.Kernel, error) {
@@ -226,6 +253,9 @@ func norms() (list []kernel) {
 			"rms_norm 8192x8192 eps=1e-05 shift=0 added normed rounds=80 from=1 saved=0 kept=0,1"},
 		{"residual norm widest", "rms_norm 8192x16384 eps=1e-05 shift=0 added normed"},
 		{"residual norm stats", "rms_norm 8192x8192 eps=1e-05 shift=0 added stats"},
+		{"residual norm codes",
+			"rms_norm 8192x8192 eps=1e-05 shift=0 added codes stats rounds=80 into=0"},
+		{"norm codes widest", "rms_norm 8192x16384 eps=1e-05 shift=0 codes stats rounds=80 saved=0"},
 		{"norm of heads", "rms_norm 65536x128 eps=1e-05 shift=0 normed"},
 		{"rms_norm grad", "rms_norm_grad 8192x8192 eps=1e-05 shift=0 grads=1"},
 		{"rms_norm grad of sums",

@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"github.com/deepwell/deepwell/dtype"
+	"github.com/deepwell/deepwell/dtype/block"
 	"github.com/deepwell/deepwell/kernels/rownorm"
 	"github.com/deepwell/deepwell/kernels/triton"
 	"github.com/deepwell/deepwell/kernels/triton/run"
@@ -25,6 +26,10 @@ var specs = []string{
 	"rms_norm 70x64 eps=1e-05 shift=0 stats",
 	"rms_norm 6x128 eps=1e-05 shift=0 added normed rounds=3 from=0 into=1 saved=1 kept=0",
 	"rms_norm 5x96 eps=1e-05 shift=0 normed rounds=2 saved=0 kept=0",
+	"rms_norm 5x96 eps=1e-05 shift=1 added codes",
+	"rms_norm 70x64 eps=1e-05 shift=0 codes stats",
+	"rms_norm 6x4096 eps=1e-05 shift=0 added codes stats rounds=3 from=0 into=0",
+	"rms_norm 6x128 eps=1e-05 shift=0 codes stats rounds=3 saved=0",
 	"rms_norm_grad 3x256 eps=1e-05 shift=0 grads=1",
 	"rms_norm_grad 5x96 eps=1e-05 shift=1 grads=2 residual",
 	"rms_norm_grad 1x4096 eps=1e-06 shift=0 grads=3 residual",
@@ -36,6 +41,9 @@ var specs = []string{
 // float32Bound is for sums of thousands of float32 terms. bf16Bound is for results in bfloat16, of
 // which a few are rounded to a neighbour.
 const float32Bound, bf16Bound = 2e-6, 3e-4
+
+// codesBound is for codes of such results: one of 16 neighbours has another code, by up to an eighth.
+const codesBound = 2e-3
 
 // round is where kernels in a loop are: their stacks have a part before it.
 const round = 1
@@ -116,9 +124,15 @@ func judge(t *testing.T, n rownorm.Norm, k *triton.Kernel, all [][]byte, in [][]
 	}
 	for i, w := range want {
 		a := k.Args[first+i]
+		if a.Elem == triton.I8 { // scales, compared with their codes
+			continue
+		}
 		got, bound := dtype.BF16.Values(all[first+i]), bf16Bound
 		if a.Elem == triton.F32 {
 			got, bound = dtype.F32.Values(all[first+i]), float32Bound
+		}
+		if a.Elem == triton.E4M3 {
+			bound, w, got = codesBound, quantized(t, w), decoded(t, all[first+i], all[first+i+1])
 		}
 		if a.InPlace != "" {
 			other := dtype.BF16.Values([]byte{0x3f, 0x3f})[0]
@@ -143,6 +157,32 @@ func judge(t *testing.T, n rownorm.Norm, k *triton.Kernel, all [][]byte, in [][]
 			t.Errorf("%s: %s is off by %.2g of %.2g", n, a.Name, e, bound)
 		}
 	}
+}
+
+// quantized gives what the codes of numbers stand for, decoded what codes do.
+func quantized(t *testing.T, x []float64) []float64 {
+	t.Helper()
+	src := make([]float32, len(x))
+	for i, v := range x {
+		src[i] = float32(v)
+	}
+	q, scales := make([]byte, len(x)), make([]byte, len(x)/block.MXFP8Size)
+	if err := block.MXFP8(q, scales, src); err != nil {
+		t.Fatal(err)
+	}
+	return decoded(t, q, scales)
+}
+
+func decoded(t *testing.T, q, scales []byte) (list []float64) {
+	t.Helper()
+	values := make([]float32, len(q))
+	if err := block.FromMXFP8(values, q, scales); err != nil {
+		t.Fatal(err)
+	}
+	for _, v := range values {
+		list = append(list, float64(v))
+	}
+	return list
 }
 
 // What parses prints itself.
@@ -179,6 +219,10 @@ func TestForms(t *testing.T) {
 		"rms_norm 7x64 eps=1e-05 shift=1e+300 normed",
 		"rms_norm 2147483647x64 eps=1e-05 shift=0 normed",
 		"rms_norm 7x64 eps=1e-05 shift=0 added",
+		"rms_norm 7x64 eps=1e-05 shift=0 normed codes",
+		"rms_norm 7x48 eps=1e-05 shift=0 codes",
+		"rms_norm 7x64 eps=1e-05 shift=0 codes rounds=2 into=0",
+		"rms_norm_grad 7x64 eps=1e-05 shift=0 grads=1 codes",
 		"rms_norm 7x64 eps=1e-05 shift=0 normed from=0",
 		"rms_norm 7x64 eps=1e-05 shift=0 normed rounds=2 from=1",
 		"rms_norm 7x64 eps=1e-05 shift=0 normed rounds=2 into=0 kept=0",
