@@ -74,7 +74,8 @@ func ShardingOf(m *model.Facts, p *plan.Plan, last bool) Sharding {
 			c.EPKind = p.EPKind
 		}
 	}
-	if c.Joint = p.PP.Size <= 1; c.Joint { // spmd.NewStep does not recompute embedding and head, which are in no loop
+	// spmd.NewStep does not recompute embedding and head, which are in no loop.
+	if c.Joint = p.PP.Size <= 1; c.Joint {
 		c.Again &^= TagsOf([]ir.Tag{ir.Embed, ir.Head})
 	}
 	return c

@@ -184,10 +184,10 @@ func TestQuantizedMemoryIsTheCompilers(t *testing.T) {
 		again     []ir.Tag
 		gib       float64
 	}{
-		{"llama3.1-8b", dtype.FormatBF16, 1, nil, 55.3}, {"llama3.1-8b", dtype.MXFP8, 1, nil, 51.1},
+		{"llama3.1-8b", dtype.FormatBF16, 1, nil, 55.3}, {"llama3.1-8b", dtype.MXFP8, 1, nil, 44.1},
 		{"llama3.1-8b", dtype.NVFP4, 1, nil, 49.6}, {"llama3.1-8b", dtype.FormatBF16, 1, full, 25.90},
 		{"llama3.1-8b", dtype.MXFP8, 1, full, 26.6}, {"llama3.1-8b", dtype.FormatBF16, 2, full, 33.8},
-		{"llama3.1-8b", dtype.MXFP8, 2, full, 34.64}, {"llama3.1-70b", dtype.MXFP8, 1, nil, 121.7},
+		{"llama3.1-8b", dtype.MXFP8, 2, full, 34.64}, {"llama3.1-70b", dtype.MXFP8, 1, nil, 104.0},
 		{"llama3.1-70b", dtype.NVFP4, 1, nil, 114.9},
 	} {
 		e := estimator(t, row.model, "8xb200", "deepwell").With(Options{Precision: row.precision})
@@ -235,7 +235,8 @@ func TestQuantizedStagesThatGatherForAMicrobatch(t *testing.T) {
 }
 
 // Copies of weights, and what is kept of activations, take fewer bytes in fewer bits, on every
-// model and stage; masters and gradients take as many.
+// model and stage; masters and gradients take as many. Without a pipeline NVFP4 keeps more than
+// MXFP8, whose inputs of wgrad are quantized in the backward pass.
 func TestQuantizedResidualsAreSmaller(t *testing.T) {
 	for _, name := range []string{"llama3.1-8b", "llama3.1-70b"} {
 		for _, pipe := range []int64{1, 4} {
@@ -248,8 +249,9 @@ func TestQuantizedResidualsAreSmaller(t *testing.T) {
 				p.PP = plan.PP{Size: pipe, Schedule: "1f1b"}
 				est := mustPrice(t, e, p)
 				m, was := est.Memory, last.Memory
+				again := prec == dtype.MXFP8 && pipe == 1
 				if last.Step > 0 && (m.Optimizer != was.Optimizer || m.Grads != was.Grads ||
-					est.Loads[0].Residuals <= last.Loads[0].Residuals) {
+					(est.Loads[0].Residuals <= last.Loads[0].Residuals) != again) {
 					t.Errorf("%s, %d stages: %s %+v %+v, fewer bits %+v %+v", name, pipe, prec, m,
 						est.Stages[0], was, last.Stages[0])
 				}

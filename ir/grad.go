@@ -43,9 +43,9 @@ type GradPlan struct {
 	// SaveRows saves the rows that an all-to-all brings to experts, as bytes of their payload's format
 	// if they have one, where their tag would have them sent again.
 	SaveRows bool
-	// Requantize quantizes the input of a wgrad in the backward graph where that needs nothing but what
-	// is saved anyway ([Differ.again]): no second copy is saved. NVFP4, which would need the largest
-	// magnitude first, is saved as ever.
+	// Requantize quantizes the input of a wgrad in the backward graph where that needs nothing but
+	// what is saved anyway ([Differ.again]): no second copy is saved. NVFP4, which would need the
+	// largest magnitude first, is saved as ever.
 	Requantize bool
 	// Offload keeps the residuals of repeats in the memory of the host, from the round that makes
 	// them to the round back that takes them.

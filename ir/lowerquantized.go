@@ -237,7 +237,7 @@ func (e *quantLowering) quantize(v *Value, q Quantize) []*Value {
 	return list
 }
 
-// divides tells whether a parameter has shards to move, and as many of them as the axis has devices.
+// divides tells whether a parameter has shards to move, and as many as the axis has devices.
 func (e *quantLowering) divides(r Reshard, op *Op) bool {
 	return r.Axis != "" && op.In[0].Type.Size(r.To)%e.g.AxisSize(r.Axis) == 0
 }

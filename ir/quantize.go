@@ -292,9 +292,10 @@ func (d *Differ) saveQuantized(x *Value, f Format, rows []string) []*Value {
 	return list
 }
 
-// again tells whether an operation quantizes a value that the backward graph has anyway: a result of
-// attention, which its gradient reads, or a product of which the gradient reads both factors, such
-// as SwiGLU. Rows of experts are others': the gradient of a router reads them as they are.
+// again tells whether an operation quantizes a value that the backward graph has anyway: a result
+// of attention, which its gradient reads, a product of which the gradient reads both factors, such
+// as SwiGLU, or an RMS norm. Rows of experts are others': the gradient of a router reads them as
+// they are.
 func (d *Differ) again(op *Op) bool {
 	if !d.requant || op.Kind != "quantize" || len(op.In) > 1 || op.In[0].Type.Index(ExpertDim) >= 0 {
 		return false
@@ -311,12 +312,13 @@ func (d *Differ) isNorm(op *Op) bool {
 		x.Type.Index(op.Attrs.Text("dim")) == len(x.Type.Dims)-1
 }
 
-// normAgain computes a norm from what it normalizes and the statistics of its rows, which are saved,
-// with the roundings of the forward pass.
+// normAgain computes a norm from what it normalizes and the statistics of its rows, which are
+// saved, with the roundings of the forward pass.
 func (d *Differ) normAgain(op *Op) {
 	b := ExtendGraph(d.fwd)
 	b.names = d.names
-	dim, wide := op.Attrs.Text("dim"), func(b *Builder, v *Value) *Value { return b.Convert(v, dtype.F32) }
+	wide := func(b *Builder, v *Value) *Value { return b.Convert(v, dtype.F32) }
+	dim := op.Attrs.Text("dim")
 	var r *Value
 	b.Tagged(op.Tag, func() {
 		x := wide(b, op.In[0])

@@ -143,12 +143,14 @@ func (s *Selector) HostMemory() string {
 // of their own are what replay compares others with.
 func (s *Selector) UninitializedStacks() bool { return slices.Contains(blackwell, s.Arch()) }
 
-// Doubled adds the option that has XLA write two rounds of a loop into one, for programs that gather
-// each layer's weights a round ahead (FSDP): weights that arrive while the last ones are read, and
-// gradients that are computed while the last are sent, then have two buffers by turns, where a loop
-// of single rounds copies one into the other. llama3.1-8b in MXFP8 on 8 B200 moves 0.4 GB less a
-// layer and takes no more memory. NVFP4, whose loops take most time to compile, stays as it is.
-func (s *Selector) Doubled(flags map[string]any, ahead bool, formats []dtype.Format) map[string]any {
+// Doubled adds the option that has XLA write two rounds of a loop into one, for programs that
+// gather each layer's weights a round ahead (FSDP): weights that arrive while the last ones are
+// read, and gradients that are computed while the last are sent, then have two buffers by turns,
+// where a loop of single rounds copies one into the other. llama3.1-8b in MXFP8 on 8 B200 moves
+// 0.4 GB less a layer and takes no more memory. NVFP4, whose loops take most time to compile, stays
+// as it is.
+func (s *Selector) Doubled(flags map[string]any, ahead bool,
+	formats []dtype.Format) map[string]any {
 	if !s.Own() || !ahead || !slices.Contains(formats, dtype.MXFP8) ||
 		slices.Contains(formats, dtype.NVFP4) {
 		return flags

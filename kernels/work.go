@@ -38,10 +38,10 @@ var savedReads = map[dtype.Format]float64{dtype.MXFP8: 1, dtype.NVFP4: 0.5}
 // quantizes, element by element (pass fuse-sources of package rewrite).
 func (s *Selector) ComputesSource(f dtype.Format) bool { return s.Blocks() && savedReads[f] > 0 }
 
-// Requantizes tells whether the backward pass quantizes inputs of wgrad itself where it has what they
-// are computed from, instead of reading codes that the forward pass saved: the kernel that writes
-// the gradients of SwiGLU reads its gate and its other half anyway, and XLA copies what a library's
-// GEMM reads out of a stack. Other targets would read the source once more.
+// Requantizes tells whether the backward pass quantizes inputs of wgrad itself where it has what
+// they are computed from, instead of reading codes that the forward pass saved: the kernel that
+// writes the gradients of SwiGLU reads its gate and its other half anyway, and XLA copies what a
+// library's GEMM reads out of a stack. Other targets would read the source once more.
 func (s *Selector) Requantizes() bool { return s.Own() }
 
 // Quantizing is how our own programs quantize to a format on the target.

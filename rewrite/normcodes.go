@@ -8,9 +8,9 @@ import (
 	"github.com/deepwell/deepwell/kernels"
 )
 
-// normCodes puts a norm that is quantized along its rows alone into one kernel, which has whole rows
-// and so their statistics: with the sum that it is a norm of, and with the statistics that the
-// backward pass computes the norm from again, to quantize it along columns ([ir.GradPlan]).
+// normCodes puts a norm that is quantized along its rows alone into one kernel, which has whole
+// rows and so their statistics: with the sum that it is a norm of, and with the statistics from
+// which the backward pass recomputes the norm to quantize it along columns ([ir.GradPlan]).
 func normCodes(s *kernels.Selector) func(g *ir.Graph) error {
 	return func(g *ir.Graph) error {
 		f := &codesFinder{by: readers(g), at: places(g), saved: savedBy(g),

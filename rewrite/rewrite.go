@@ -39,8 +39,9 @@ func passes(s *kernels.Selector, hasKernel func(*ir.Op) bool) []pass {
 		if s.Own() {
 			list = append(list, pass{"loss-in-place", lossInPlace(s)},
 				pass{"quantize-once", quantizeOnce(s)},
-				pass{"norm-codes", normCodes(s)}, pass{"write-norms", writeNorms}, pass{"norm-rows", normRows(s)},
-				pass{"norm-gradients", normGradients(s)}, pass{"fuse-sources", fuseSources(s)})
+				pass{"norm-codes", normCodes(s)}, pass{"write-norms", writeNorms},
+				pass{"norm-rows", normRows(s)}, pass{"norm-gradients", normGradients(s)},
+				pass{"fuse-sources", fuseSources(s)})
 		} else {
 			list = append(list, pass{"fold-transposes", foldInto("block_dot")})
 		}

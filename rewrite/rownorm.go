@@ -30,8 +30,8 @@ func NormOf(op *ir.Op) (n rownorm.Norm, why string) {
 	cols := x.Size(a.Text("dim"))
 	return rownorm.Norm{Rows: int(x.Shape().Elements() / max(cols, 1)), Cols: int(cols),
 		Eps: a.Float("eps"), Shift: a.Float("shift"), Added: a.Bool(attrAdded),
-		Normed: a.Bool(attrNormed), Codes: a.Bool(Codes), Stats: a.Bool(attrStats), Grads: int(a.Int(attrGrads)),
-		Residual: a.Bool(attrResidual)}, a.Text(attrWhy)
+		Normed: a.Bool(attrNormed), Codes: a.Bool(Codes), Stats: a.Bool(attrStats),
+		Grads: int(a.Int(attrGrads)), Residual: a.Bool(attrResidual)}, a.Text(attrWhy)
 }
 
 // lastDim tells whether a norm is of rows that lie together.

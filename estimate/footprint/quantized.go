@@ -216,7 +216,8 @@ func (g *gradient) layer() (forward, backward int64) {
 
 // transposedCopies adds copies of weights that fsdp shards along the dimension a GEMM contracts,
 // which is last: they are transposed for all layers at once to the order that is sent. These are
-// the rows of weights that read the hidden size, and the columns of weights that write it.
+// the rows of weights that read the hidden size, and the columns of weights that write it, unless
+// an update has moved their shards.
 func (g *gradient) transposedCopies(m *space) {
 	add := func(bytes int64, from, to int) {
 		m.list = append(m.list, buffer{bytes, from, to, true})
@@ -226,7 +227,10 @@ func (g *gradient) transposedCopies(m *space) {
 		if h.quant == nil || !h.cut {
 			continue
 		}
-		in32nds := (h.quant.mx + h.quant.nv) * h.quant.each
+		in32nds := h.quant.nv * h.quant.each
+		if !h.moves {
+			in32nds += h.quant.mx * h.quant.each
+		}
 		bytes := h.param.stored * in32nds / 32
 		linear, again := h.name[strings.LastIndexByte(h.name, '.')+1:], g.s.again(ir.Attn)
 		switch linear {
@@ -258,12 +262,13 @@ func (p *Predictor) made(w *way, list []resident) int64 {
 }
 
 // quantized is the additional temp of an update that quantizes weights, by format. With MXFP8 the
-// new weights of one stack wait in f32 until a kernel of ours has read them; where fsdp gathers
+// new weights of one stack wait in f32 until a kernel of ours has read them, and shards that are
+// moved wait until they are sent; where fsdp gathers
 // copies for a whole step, one is in flight, and a third of the next, in the mean of bench/memory's
 // seen plans. With NVFP4 the rounded weights wait (2.1 bytes), except from 2 GiB on. On the CPU it
 // is the size of one orientation.
 func (p *Predictor) quantized(w *way, list []resident) (mx, nv int64) {
-	var largest, copied int64 // bytes in f32, and of one orientation of the whole
+	var largest, copied, moved int64 // bytes in f32, of one orientation of the whole, of moved shards
 	for i := range list {
 		switch h := &list[i]; {
 		case h.quant == nil:
@@ -274,13 +279,16 @@ func (p *Predictor) quantized(w *way, list []resident) (mx, nv int64) {
 				largest = max(largest, h.stored()*4)
 				copied = max(copied, h.oneWay())
 			}
+			if h.moves && w.gather != "step" {
+				moved += h.param.stored * h.quant.mx * h.quant.each / 32
+			}
 			if h.stored()*4 < 1<<31 {
 				nv += h.param.stored * 17 * h.quant.nv / 8
 			}
 		}
 	}
 	if !p.cpu {
-		mx = largest
+		mx = largest + moved
 	}
 	if !p.cpu && w.gather == "step" && w.sharded {
 		mx += copied * 4 / 3

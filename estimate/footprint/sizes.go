@@ -29,6 +29,9 @@ type param struct {
 	// ragged names that dimension if a shard of it is not whole scale blocks: then shards are
 	// gathered in bf16 and quantized along it afterwards.
 	ragged string
+	// moves tells that copies in MXFP8 which GEMMs contract along that dimension are sharded by
+	// another ([ir.QuantizedParam]).
+	moves bool
 }
 
 // lay returns the layout of a parameter.
@@ -51,6 +54,10 @@ func lay(q *model.Param, p *plan.Plan) param {
 		if last := dim != ir.Heads && dim != ir.KVHeads; last && block > 0 &&
 			dims[out.first].Size/n%block != 0 {
 			out.ragged = dim
+		}
+		if to := ir.Without(dims, dim); out.ragged == "" && len(to) > 0 &&
+			l.Stored.Index(ir.ExpertDim) < 0 && len(l.Stored.Place.Axes(to[0].Name)) == 0 {
+			out.moves = to[0].Size%p.Size(l.Shards[0].Axis) == 0
 		}
 	}
 	return out

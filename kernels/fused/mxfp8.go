@@ -134,8 +134,8 @@ type mxfp8 struct {
 // bits are the magnitudes of bfloat16.
 func bits(y tt.Value) tt.Value { return y.Bits(tt.I16).To(tt.I32).And(0x7fff) }
 
-// RowBlocks quantizes rows of bfloat16 [rows, cols] in blocks of 32: codes of MXFP8 [rows, cols] and
-// scales [rows, cols/32].
+// RowBlocks quantizes rows of bfloat16 [rows, cols]: codes of MXFP8 [rows, cols] and their scales
+// [rows, cols/32].
 func RowBlocks(y tt.Value, rows, cols int) (codes, scales tt.Value) {
 	scale, factor := powerScales(bits(y).Reshape(rows, cols/32, 32).Largest(2))
 	wide := y.To(tt.F32).Reshape(rows, cols/32, 32).Mul(factor.Expand(2)).Reshape(rows, cols)
