@@ -311,6 +311,11 @@ func (p *Predictor) squares(list []resident) (bytes int64) {
 	return bytes
 }
 
+// requantized tells whether the backward pass quantizes the input of an MLP's last wgrad itself.
+func (g *gradient) requantized(c class) bool {
+	return g.s.Joint && g.p.set.Requantizes() && powerScaled(c.Of("down", precision.Wgrad))
+}
+
 // quantized adds the buffers of quantized GEMMs, as the buffer assignments of llama3.1-8b and 70b
 // show them. Saved wgrad inputs are transposed between the loops, one stack after another. In
 // backward, a layer has gradients in both orientations, and for NVFP4 its largest value once more,
@@ -326,7 +331,7 @@ func (g *gradient) quantized(m *space) {
 		if len(c) == 0 {
 			return
 		}
-		if !g.s.again(ir.MLP) {
+		if !g.s.again(ir.MLP) && !g.requantized(c) {
 			largest = max(largest, mlp/g.s.elem/32*bits(c.Of("down", precision.Wgrad))*layers)
 		}
 		each := int64(1)
@@ -343,6 +348,35 @@ func (g *gradient) quantized(m *space) {
 		m.add(largest, atTable, atTable)
 	}
 	if g.backward && g.half != ofWeights {
-		m.add(most, atBackward, atBackward)
+		m.add(most+g.doubled(), atBackward, atBackward)
 	}
+}
+
+// doubled is the second buffers of a layer's gathered weights and of its gradients, where a round of
+// the compiled loop is two of the program's ([kernels.Selector.Doubled]). Results that are not
+// accumulated in place have room for them until they are written.
+func (g *gradient) doubled() (bytes int64) {
+	if !g.forward || !g.backward || g.w.parts < 2 || !g.p.doubles(g.w) {
+		return 0
+	}
+	seen := ""
+	for i := range g.params {
+		if h := &g.params[i]; h.stack && h.cut && h.quant != nil && h.name != seen {
+			seen = h.name
+			bytes += h.param.whole * (h.quant.each + 32*g.w.sum) / 32
+		}
+	}
+	return bytes
+}
+
+// doubles tells whether a program of both passes is compiled so, as package step asks for it.
+func (p *Predictor) doubles(w *way) bool {
+	var formats []dtype.Format
+	for _, f := range dtype.Formats() {
+		if slices.ContainsFunc(p.quant.classes, func(c class) bool { return c.Has(f) }) {
+			formats = append(formats, f)
+		}
+	}
+	return w.gather == "layer" && w.sharded && !w.offload && p.facts.MoE == nil &&
+		len(p.set.Doubled(nil, true, formats)) > 0
 }
