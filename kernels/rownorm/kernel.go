@@ -262,7 +262,11 @@ func (r *rows) codes(to []tt.Value, row, y tt.Value) {
 	codes, scales := fused.RowBlocks(y, r.high(), r.wide())
 	r.store(to[0], row, codes)
 	n := r.b.Range(r.wide() / block)
-	at := to[1].At(row.Expand(1).Mul(r.Cols / block).Add(n.Expand(0)))
+	first, each := row.Expand(1), n.Expand(0)
+	if r.Rows*r.Cols/block >= 1<<31 {
+		first, each = first.To(tt.I64), each.To(tt.I64)
+	}
+	at := to[1].At(first.Mul(r.Cols / block).Add(each))
 	if r.Rows%r.high() == 0 && r.wide() == r.Cols {
 		r.b.Store(at, scales)
 		return
