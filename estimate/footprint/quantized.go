@@ -352,8 +352,8 @@ func (g *gradient) quantized(m *space) {
 	}
 }
 
-// doubled is the second buffers of a layer's gathered weights and of its gradients, where a round of
-// the compiled loop is two of the program's ([kernels.Selector.Doubled]). Results that are not
+// doubled is the second buffers of a layer's gathered weights and of its gradients, where a round
+// of the compiled loop is two of the program's ([kernels.Selector.Doubled]). Results that are not
 // accumulated in place have room for them until they are written.
 func (g *gradient) doubled() (bytes int64) {
 	if !g.forward || !g.backward || g.w.parts < 2 || !g.p.doubles(g.w) {
