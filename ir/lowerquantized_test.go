@@ -394,3 +394,47 @@ func layersOf(inputs map[string][]*eval.Array, v *ir.Value) []*eval.Array {
 	n := int(v.Type.Shape().Elements() / v.Type.Dims[0].Size)
 	return []*eval.Array{{Type: v.Type, Data: inputs[stem][0].Data[from*n:][:n*int(v.Type.Dims[0].Size)]}}
 }
+
+// The copy of a weight that a GEMM contracts along the dimension that devices shard is sharded by
+// its first dimension, in whole parts; in the other orientation it stays as it is.
+func TestCopiesAreGatheredInOrder(t *testing.T) {
+	for _, c := range []struct {
+		format ir.Format
+		mlp    int64
+		want   string // the dimension that the forward GEMM's codes are gathered along
+	}{{ir.MXFP8, 96, "mlp"}, {ir.MXFP8, 33, "embed"}, {ir.NVFP4, 96, "embed"}} {
+		b := ir.NewBuilder("order", ir.Axis{Name: "fsdp", Size: 2})
+		d := func(name string, n int64) ir.Dim { return ir.Dim{Name: name, Size: n} }
+		x := b.Input("x", ir.Data, ir.Type{Elem: dtype.BF16, Dims: []ir.Dim{d("seq", 32), d("embed", 64)},
+			Place: ir.Placement{}.With("fsdp", "seq")}, "")
+		w := b.Input("w", ir.Param, ir.Type{Elem: dtype.BF16, Dims: []ir.Dim{d("embed", 32), d("mlp", c.mlp)},
+			Place: ir.Placement{}.With("fsdp", "embed")}, "")
+		var y *ir.Value
+		b.Tagged(ir.Gather, func() { y = b.AllGather(w, "fsdp", "embed") })
+		g, err := b.Graph(b.Linear(x, y))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, op := range g.Ops {
+			if op.Kind == "linear" {
+				op.Attrs = op.Attrs.With("fprop", string(c.format))
+			}
+		}
+		copies, _, err := ir.LowerQuantized(g, func(p string) string { return p }, nil, ir.ReportNothing)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for _, op := range g.Ops {
+			if op.Kind == "all_gather" && op.Attrs.Text("dim") != c.want {
+				t.Errorf("%s, %d: gathered along %s", c.format, c.mlp, op.Attrs.Text("dim"))
+			}
+		}
+		want := ir.Reshard{}
+		if c.want == "mlp" {
+			want = ir.Reshard{Axis: "fsdp", From: "embed", To: "mlp"}
+		}
+		if len(copies) != 1 || copies[0].Moved != want {
+			t.Errorf("%s, %d: %+v", c.format, c.mlp, copies)
+		}
+	}
+}

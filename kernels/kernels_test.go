@@ -122,6 +122,27 @@ func TestOffloading(t *testing.T) {
 	}
 }
 
+// Loops are written twice where weights are gathered ahead in MXFP8, on GPUs with kernels of our own.
+func TestDoubled(t *testing.T) {
+	given := map[string]any{"a": 1}
+	mx, both := []dtype.Format{dtype.MXFP8}, []dtype.Format{dtype.MXFP8, dtype.NVFP4}
+	for _, c := range []struct {
+		s       *kernels.Selector
+		ahead   bool
+		formats []dtype.Format
+		want    int
+	}{
+		{kernels.For("sm_100"), true, mx, 2}, {kernels.For("sm_100"), false, mx, 1},
+		{kernels.For("sm_100"), true, both, 1}, {kernels.For("sm_100"), true, nil, 1},
+		{kernels.For("cpu"), true, mx, 1},
+		{kernels.For("sm_100").With(kernels.Options{Without: true}), true, mx, 1},
+	} {
+		if got := c.s.Doubled(given, c.ahead, c.formats); len(got) != c.want || len(given) != 1 {
+			t.Errorf("%s, ahead %v, %v: %v", c.s.Arch(), c.ahead, c.formats, got)
+		}
+	}
+}
+
 // Only what runs on the GPUs that Deepwell trains on may begin with memory of any contents: the CPU
 // cannot allocate it, and references of replays keep zeros.
 func TestUninitializedStacks(t *testing.T) {

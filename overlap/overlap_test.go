@@ -187,6 +187,14 @@ func TestLoopsAreMultipliedOut(t *testing.T) {
 	}
 }
 
+// A round that does what two of the program's rounds do counts half.
+func TestRoundsThatAreTwo(t *testing.T) {
+	l := Loop{Twice: true, Kernels: []Kernel{{Bytes: 3}, {Bytes: 5}, {Bytes: 9, FLOPs: 1}}}
+	if bytes, n := l.Moved(); bytes != 4 || n != 1 || l.Each() != 2 {
+		t.Errorf("%d kernels move %d bytes, of %d rounds", n, bytes, l.Each())
+	}
+}
+
 // A gather whose result goes round is for the next round; one that is used at once is not.
 func TestPrefetchIsSeen(t *testing.T) {
 	for _, ahead := range []bool{true, false} {
