@@ -24,7 +24,13 @@ type sized struct {
 // window, documents and a last block that lies partly outside.
 var (
 	most       = map[Part]tiles{Forward: {128, 128, 8, 2}, DQ: {128, 64, 8, 2}, DKV: {64, 128, 8, 2}}
-	largeTiles = []sized{{192, 128, most}, {160, 160, most}, {128, 192, most},
+	largeTiles = []sized{
+		{32, 32, map[Part]tiles{Forward: {128, 64, 8, 2}, DQ: {128, 32, 8, 2}, DKV: {64, 128, 8, 2}}},
+		{80, 80, map[Part]tiles{Forward: {128, 128, 8, 2}, DQ: {128, 32, 8, 2}, DKV: {64, 128, 8, 2}}},
+		{96, 96, map[Part]tiles{Forward: {128, 64, 8, 2}, DQ: {128, 64, 8, 2}, DKV: {64, 128, 8, 2}}},
+		{160, 160, most},
+		{192, 128, map[Part]tiles{Forward: {128, 128, 8, 2}, DQ: {64, 64, 8, 2}, DKV: {64, 128, 8, 2}}},
+		{128, 192, most},
 		{MaxHead, MaxHead,
 			map[Part]tiles{Forward: {128, 64, 8, 2}, DQ: {128, 32, 8, 2}, DKV: {32, 64, 8, 2}}},
 	}
