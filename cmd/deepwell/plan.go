@@ -1,11 +1,11 @@
 package main
 
 import (
+	"cmp"
 	"fmt"
 	"io"
 	"math"
 	"runtime/debug"
-	"slices"
 	"strconv"
 	"strings"
 	"text/tabwriter"
@@ -17,7 +17,6 @@ import (
 	"github.com/deepwell/deepwell/internal/human"
 	"github.com/deepwell/deepwell/internal/lists"
 	"github.com/deepwell/deepwell/ir"
-	"github.com/deepwell/deepwell/plan"
 	"github.com/deepwell/deepwell/program"
 )
 
@@ -45,7 +44,14 @@ func (a *app) plan() *cobra.Command {
 			// A search keeps most of what it allocates: to collect it early costs a sixth of its time.
 			defer debug.SetGCPercent(debug.SetGCPercent(searchGC))
 			return serve(a, cmd, (*deepwell.Env).Plan, job, func(found *deepwell.PlanResult) error {
-				return writePlans(a.stdout, found)
+				if found.Emit == "" {
+					return writePlans(a.stdout, found)
+				}
+				if err := writePlans(a.stderr, found); err != nil { // so that > FILE has the config alone
+					return err
+				}
+				_, err := io.WriteString(a.stdout, found.Emit)
+				return err
 			})
 		},
 	})
@@ -92,15 +98,6 @@ func runsOf(n int) string {
 	return fmt.Sprintf("%d measured runs", n)
 }
 
-// axes are the columns of sizes. Some are shown only where a plan has more than 1.
-var axes = []axis{{plan.DataAxis, false}, {plan.FSDPAxis, true}, {plan.TensorAxis, true},
-	{plan.ContextAxis, false}, {plan.ExpertAxis, false}, {plan.PipelineAxis, true}}
-
-type axis struct {
-	name   string
-	always bool
-}
-
 func writePlans(w io.Writer, found *deepwell.PlanResult) error {
 	best := found.Choices[0]
 	if found.Current != nil {
@@ -126,9 +123,6 @@ func writePlans(w io.Writer, found *deepwell.PlanResult) error {
 	fmt.Fprintf(w, "cost model: %s, %s\n", found.Stack, found.Source)
 	fmt.Fprintf(w, "1T tokens: %s, $%s at $3.00 per GPU-hour\n", days(found.Bill.Days),
 		human.Amount(found.Bill.Money))
-	if found.Emit != "" {
-		fmt.Fprintf(w, "\n%s", found.Emit)
-	}
 	if found.Output != "" {
 		fmt.Fprintf(w, "wrote %s · next: %s\n", found.Output, found.Next)
 	}
@@ -159,55 +153,78 @@ func writeCurrent(w io.Writer, t *deepwell.CurrentSetup) {
 	}
 }
 
+// columns is how wide a terminal is that shows a table of plans without wrapping its lines.
+const columns = 80
+
+// writeTable prints plans, three lines each: the figures with the sizes of axes, the rest of the
+// layout, and what decides.
 func writeTable(w io.Writer, choices []autoplan.Choice) error {
-	shown := lists.Filter(axes, func(a axis) bool {
-		return a.always || slices.ContainsFunc(choices, func(c autoplan.Choice) bool {
-			return c.Plan.Size(a.name) > 1
-		})
-	})
-	t := tabwriter.NewWriter(w, 0, 0, 2, ' ', 0)
-	head := []string{"#"}
-	for _, a := range shown {
-		head = append(head, a.name)
-		if a.name == plan.FSDPAxis {
-			head = append(head, "zero")
-		}
-	}
-	head = append(head, "schedule", "microbatch", "recompute", "step (90 %)", "tok/s/GPU", "MFU",
-		"peak", "why")
-	fmt.Fprintln(t, strings.Join(head, "\t"))
+	var text strings.Builder
+	t := tabwriter.NewWriter(&text, 0, 0, 2, ' ', 0)
+	fmt.Fprintln(t, "#\tstep (90 %)\ttok/s/GPU\tMFU\tpeak\tplan")
 	for n, c := range choices {
-		row := []string{strconv.Itoa(n + 1)}
-		for _, a := range shown {
-			size := strconv.FormatInt(c.Plan.Size(a.name), 10)
-			if a.name == plan.ContextAxis && c.Plan.Size(a.name) > 1 {
-				size += " " + c.Plan.CP.Kind
-			}
-			if a.name == plan.ExpertAxis && c.Plan.GathersTokens() {
-				size += " gather"
-			}
-			if a.name == plan.ExpertAxis && c.Plan.EPOverlap {
-				size += " overlap"
-			}
-			row = append(row, size)
-			if a.name == plan.FSDPAxis {
-				row = append(row, c.Plan.FSDP.ZeRO())
+		fmt.Fprintf(t, "%d\t%.3g s (%.3g–%.3g)\t%s\t%.1f %%\t%s GiB\t%s\n", n+1, c.Step, c.Low, c.High,
+			human.Thousands(int64(c.Rate)), 100*c.MFU, gib(c.Peak), cmp.Or(c.Plan.Label(), "one device"))
+	}
+	if err := t.Flush(); err != nil {
+		return err
+	}
+	table := strings.Split(text.String(), "\n")
+	for n, c := range choices {
+		if n == 0 {
+			fmt.Fprintln(w, table[0])
+		}
+		fmt.Fprintln(w, table[n+1])
+		indent := strings.Repeat(" ", 3)
+		for _, text := range []string{layoutOf(c), c.Why} {
+			for _, line := range wrapped(text, columns-len(indent)) {
+				fmt.Fprintln(w, indent+line)
 			}
 		}
-		row = append(row, scheduleOf(c), fmt.Sprintf("%d×%d", c.Plan.Microbatches,
-			c.Plan.MicrobatchSequences()/c.Plan.DataParallelSize()), recomputeOf(c),
-			fmt.Sprintf("%.3g s (%.3g–%.3g)", c.Step, c.Low, c.High), human.Thousands(int64(c.Rate)),
-			fmt.Sprintf("%.1f %%", 100*c.MFU), gib(c.Peak)+" GiB", c.Why)
-		fmt.Fprintln(t, strings.Join(row, "\t"))
 	}
-	return t.Flush()
+	return nil
+}
+
+// layoutOf is what of a plan is not the size of an axis.
+func layoutOf(c autoplan.Choice) string {
+	p := c.Plan
+	parts := []string{fmt.Sprintf("microbatches %d×%d", p.Microbatches,
+		p.MicrobatchSequences()/p.DataParallelSize())}
+	if p.CP.Size > 1 {
+		parts = append(parts, "cp "+p.CP.Kind)
+	}
+	if p.GathersTokens() {
+		parts = append(parts, "ep gather")
+	}
+	if p.EPOverlap {
+		parts = append(parts, "ep overlap")
+	}
+	if s := scheduleOf(c); s != "" {
+		parts = append(parts, s)
+	}
+	return strings.Join(append(parts, "recompute "+recomputeOf(c)), " · ")
+}
+
+// wrapped breaks a text into lines of at most some columns.
+func wrapped(text string, width int) (lines []string) {
+	line := ""
+	for _, word := range strings.Fields(text) {
+		if line != "" && len([]rune(line))+1+len([]rune(word)) > width {
+			lines, line = append(lines, line), ""
+		}
+		if line != "" {
+			line += " "
+		}
+		line += word
+	}
+	return append(lines, line)
 }
 
 func scheduleOf(c autoplan.Choice) string {
 	p := c.Plan.PP
 	switch {
 	case p.Size <= 1:
-		return "-"
+		return ""
 	case p.Virtual > 1 && p.Schedule == "interleaved":
 		return fmt.Sprintf("%s×%d", p.Schedule, p.Virtual)
 	}
