@@ -331,8 +331,12 @@ func (g *gradient) quantized(m *space) {
 		if len(c) == 0 {
 			return
 		}
-		if !g.s.again(ir.MLP) && !g.requantized(c) {
+		switch {
+		case g.s.again(ir.MLP):
+		case !g.requantized(c):
 			largest = max(largest, mlp/g.s.elem/32*bits(c.Of("down", precision.Wgrad))*layers)
+		case g.s.TP > 1 && g.s.Sequence: // norms are saved as tp gathers them
+			largest = max(largest, g.s.whole/g.s.elem/32*bits(c.Of("up", precision.Wgrad))*layers)
 		}
 		each := int64(1)
 		if slices.ContainsFunc(dtype.Formats(), func(f dtype.Format) bool {
