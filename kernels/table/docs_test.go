@@ -207,8 +207,12 @@ func compiled(t *testing.T) string {
 		if get("spill bytes") != "0" {
 			t.Errorf("%s spills on %s", kernel, get("target"))
 		}
-		cells[kernel][get("target")] = strings.TrimSuffix(fmt.Sprintf("%s, %s, %s", get("registers"),
-			get("instructions per element"), get("tensor cores")), ", ")
+		each := get("instructions per element")
+		if each == "0.0" { // a kernel that has no elements to count by
+			each = "–"
+		}
+		cells[kernel][get("target")] = strings.TrimSuffix(fmt.Sprintf("%s, %s, %s", get("registers"), each,
+			get("tensor cores")), ", ")
 	}
 	out := head(append([]string{"kernel"}, targets[:3]...)...)
 	for _, name := range names {
