@@ -9,18 +9,25 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
+	"strings"
 
 	"github.com/deepwell/deepwell/data"
 	"github.com/deepwell/deepwell/diag"
 	"github.com/deepwell/deepwell/event"
 	"github.com/deepwell/deepwell/internal/atomicfile"
+	"github.com/deepwell/deepwell/internal/human"
+	"github.com/deepwell/deepwell/internal/lists"
 	"github.com/deepwell/deepwell/internal/safedir"
 	"github.com/deepwell/deepwell/internal/strictjson"
 	"github.com/deepwell/deepwell/tokenizer"
 )
 
-// A PeekJob says which row of which data to look at.
+// A PeekJob says which row of which data to look at. With a Recipe, the data is a run's, and Source
+// has the name of one of its sources, or none.
 type PeekJob struct {
+	Recipe    string   // the path of a run.toml; "" if Source says it all
+	Set       []string // overrides of the recipe: key=value
 	Source    data.Source
 	Tokenizer string // a file, or a folder that has one
 	Seq       int    // tokens in a row
@@ -31,10 +38,20 @@ type PeekJob struct {
 // A PeekResult is a row of data as training sees it, with what its source has.
 type PeekResult struct {
 	Source data.Stats  `json:"source"`
+	Run    *PeekRun    `json:"run,omitempty"` // what the run's data is, if a recipe was given
 	Seq    int         `json:"seq"`
 	Row    int64       `json:"row"`
 	Count  int64       `json:"count"` // labels that count
 	Tokens []PeekToken `json:"tokens"`
+}
+
+// A PeekRun is the data of a run.
+type PeekRun struct {
+	Sources []data.Stats `json:"sources"`
+	Eval    []data.Stats `json:"eval,omitempty"` // data of its own; nil if a share is held out
+	Steps   int          `json:"steps"`
+	Batch   int          `json:"batch"`
+	Epochs  float64      `json:"epochs"` // how often the run goes through the data
 }
 
 // A PeekToken is one token of a row.
@@ -48,6 +65,9 @@ type PeekToken struct {
 
 // Peek tokenizes data as a training run does and shows one row.
 func (e *Env) Peek(ctx context.Context, job PeekJob) (*PeekResult, error) {
+	if job.Recipe != "" {
+		return e.peekRun(ctx, job)
+	}
 	v := e.begin(ctx, "data")
 	tok := get(v, "read the tokenizer", func() (*tokenizer.Tokenizer, error) {
 		return tokenizer.Load(job.Tokenizer)
@@ -55,6 +75,9 @@ func (e *Env) Peek(ctx context.Context, job PeekJob) (*PeekResult, error) {
 	loader := get(v, "read the data", func() (*data.Loader, error) {
 		o := data.Options{Sources: []data.Source{job.Source}, Tokenizer: tok, Seq: job.Seq,
 			End: job.End, Events: e.Events}
+		if file, err := tokenizer.Find(job.Tokenizer); err == nil {
+			o.ModelDir = filepath.Dir(file)
+		}
 		if e.Cache != "" {
 			o.Cache = filepath.Join(e.Cache, "tokens")
 		}
@@ -69,6 +92,78 @@ func (e *Env) Peek(ctx context.Context, job PeekJob) (*PeekResult, error) {
 		return newPeek(tok, stats, batch, job.Row), loader.Close()
 	})
 	return peek, v.err
+}
+
+// peekRun shows a row of a run's data.
+func (e *Env) peekRun(ctx context.Context, job PeekJob) (*PeekResult, error) {
+	v := e.begin(ctx, "data")
+	r := &runner{env: e, job: TrainJob{Path: job.Recipe, Set: job.Set}}
+	defer r.close()
+	v.pass("read the recipe", r.readRecipe)
+	v.pass("find the model", func() (err error) {
+		if r.model, err = r.openModel(); err != nil {
+			return at(err, job.Recipe+": model")
+		}
+		return nil
+	})
+	v.pass("read the data", func() error { return r.readData(ctx) })
+	peek := get(v, "take a row", func() (*PeekResult, error) {
+		if err := r.rows.Ready(); err != nil {
+			return nil, err
+		}
+		run := &PeekRun{Sources: r.rows.Stats(), Steps: r.recipe.Steps, Batch: r.recipe.Batch,
+			Epochs: r.epochs()}
+		if r.held != nil && r.held != r.rows {
+			run.Eval = r.held.Stats()
+		}
+		names := lists.Map(run.Sources, func(s data.Stats) string { return s.Name })
+		i := max(0, slices.Index(names, job.Source.Name))
+		if job.Source.Name != "" && names[i] != job.Source.Name {
+			return nil, diag.New(diag.BadInput, "the run has no source %q", job.Source.Name).
+				Meant(job.Source.Name, names, "did you mean %s?", "choose one of "+strings.Join(names, ", "))
+		}
+		batch, err := r.rows.Row(names[i], job.Row)
+		if err != nil {
+			return nil, err
+		}
+		peek := newPeek(r.tokens, run.Sources[i], batch, job.Row)
+		peek.Run = run
+		return peek, nil
+	})
+	return peek, v.err
+}
+
+// dataSize says what the data is and how often the run goes through it.
+func (r *runner) dataSize() string {
+	var kinds []string
+	documents := int64(0)
+	for _, s := range r.rows.Stats() {
+		kinds = append(kinds, s.Kinds...)
+		documents += s.Documents
+	}
+	slices.Sort(kinds)
+	text := human.Count(documents, "document")
+	if kinds = slices.Compact(kinds); len(kinds) > 0 {
+		text += " (" + strings.Join(kinds, ", ") + ")"
+	}
+	var templates []string
+	for _, s := range r.rows.Stats() {
+		if s.Template != "" && !slices.Contains(templates, s.Template) {
+			templates = append(templates, s.Template)
+		}
+	}
+	if len(templates) > 0 {
+		text += ", chat template " + strings.Join(templates, " and ")
+	}
+	sequences := r.rows.Sequences()
+	return fmt.Sprintf("data: %s, %s of %d tokens; %s of %d go through it %.3g times", text,
+		human.Count(sequences, "sequence"), r.recipe.Seq, human.Count(int64(r.recipe.Steps), "step"),
+		r.recipe.Batch, r.epochs())
+}
+
+// epochs is how often the run goes through its data.
+func (r *runner) epochs() float64 {
+	return float64(r.recipe.Steps) * float64(r.recipe.Batch) / float64(r.rows.Sequences())
 }
 
 // newPeek spells a row. A token is learned if it is the label of the one before it; the first of a

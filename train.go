@@ -13,7 +13,6 @@ import (
 	"path/filepath"
 	"runtime/debug"
 	"slices"
-	"strings"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -26,7 +25,6 @@ import (
 	"github.com/deepwell/deepwell/event"
 	"github.com/deepwell/deepwell/internal/atomicfile"
 	"github.com/deepwell/deepwell/internal/flock"
-	"github.com/deepwell/deepwell/internal/human"
 	"github.com/deepwell/deepwell/internal/room"
 	"github.com/deepwell/deepwell/internal/safedir"
 	"github.com/deepwell/deepwell/internal/tfevents"
@@ -103,7 +101,13 @@ func (e *Env) Train(ctx context.Context, job TrainJob) (*TrainResult, error) {
 	v.pass("find the model", r.findModelOrCheckpoint)
 	v.pass("read the plan", r.readPlan)
 	v.pass("find the devices", func() error { return r.findDevices(ctx) })
-	v.pass("read the data", func() error { return r.readData(ctx) })
+	v.pass("read the data", func() error {
+		err := r.readData(ctx)
+		if err == nil && r.rows != nil {
+			e.Events.Emit(event.Note{Text: r.dataSize()})
+		}
+		return err
+	})
 	if job.ReferenceRun != "" {
 		v.pass("write the reference run", func() error { return r.writeReferenceRun(ctx) })
 		return done, v.err
@@ -293,6 +297,9 @@ func (r *runner) readData(ctx context.Context) (err error) {
 	o := data.Options{Tokenizer: r.tokens, Seq: r.recipe.Seq, Seed: uint64(r.recipe.Seed),
 		Shuffle: true, HoldoutShare: r.recipe.Eval.Share, Events: r.early(),
 		Document: int64(r.recipe.Data.DocumentMiB) << 20}
+	if r.tokenizerFile != "" {
+		o.ModelDir = filepath.Dir(r.tokenizerFile)
+	}
 	if r.env.Cache != "" {
 		o.Cache = filepath.Join(r.env.Cache, "tokens")
 	}
@@ -307,7 +314,6 @@ func (r *runner) readData(ctx context.Context) (err error) {
 		if err = r.recipe.SetSteps(r.rows.Sequences()); err != nil {
 			return at(err, r.job.Path+": "+diag.From(err).Where)
 		}
-		r.env.Events.Emit(event.Note{Text: r.dataSize()})
 	}
 	if r.recipe.Eval.Path == "" {
 		if r.recipe.Eval.Share > 0 {
@@ -329,26 +335,6 @@ func (r *runner) readData(ctx context.Context) (err error) {
 		return at(err, r.job.Path+": eval.data")
 	}
 	return nil
-}
-
-// dataSize says what the data is and how often the run goes through it.
-func (r *runner) dataSize() string {
-	var kinds []string
-	documents := int64(0)
-	for _, s := range r.rows.Stats() {
-		kinds = append(kinds, s.Kinds...)
-		documents += s.Documents
-	}
-	slices.Sort(kinds)
-	text := human.Count(documents, "document")
-	if kinds = slices.Compact(kinds); len(kinds) > 0 {
-		text += " (" + strings.Join(kinds, ", ") + ")"
-	}
-	sequences := r.rows.Sequences()
-	times := float64(r.recipe.Steps) * float64(r.recipe.Batch) / float64(sequences)
-	return fmt.Sprintf("data: %s, %s of %d tokens; %s of %d go through it %.3g times", text,
-		human.Count(sequences, "sequence"), r.recipe.Seq, human.Count(int64(r.recipe.Steps), "step"),
-		r.recipe.Batch, times)
 }
 
 // openStream takes the training data from standard input.

@@ -47,7 +47,8 @@ type builder struct {
 	vocab  [32]byte // what the tokenizer is, see fingerprint
 	dir    string
 	events event.Sink
-	limit  int // bytes of a document
+	limit  int      // bytes of a document
+	base   cacheKey // of the source that was opened, without the chat template
 	now    func() time.Time
 
 	// template is the name that was asked for. It may be one that the tokenizer cannot write;
@@ -55,6 +56,7 @@ type builder struct {
 	template string
 	chats    *chatter
 	chatErr  error
+	model    *chat.Template // the model's own; nil if it has none, or another one is asked for
 	columns  chat.Columns
 }
 
@@ -83,6 +85,9 @@ func newBuilder(o *Options) (*builder, error) {
 		return nil, e.Try("put the model's tokenizer_config.json beside tokenizer.json")
 	}
 	b.vocab = fingerprint(b.tokens)
+	if o.ModelDir != "" {
+		b.model, b.chatErr = chat.FindTemplate(o.ModelDir)
+	}
 	return b, nil
 }
 
@@ -92,7 +97,14 @@ func (b builder) with(columns chat.Columns, template string) (*builder, error) {
 		return nil, err
 	}
 	b.columns, b.template = columns, template
-	b.chats, b.chatErr = newChatter(template, b.tokens, b.end)
+	if template == "" && (b.model != nil || b.chatErr != nil) {
+		return &b, nil
+	}
+	b.model, b.chatErr = nil, nil
+	if template == Builtin {
+		b.template = "" // as runs from before there were others have it
+	}
+	b.chats, b.chatErr = newChatter(b.template, b.tokens, b.end)
 	if errors.Is(b.chatErr, diag.BadInput) { // there is no such template
 		return nil, b.chatErr
 	}
@@ -146,9 +158,19 @@ func fingerprint(t *tokenizer.Tokenizer) [32]byte {
 	return [32]byte(h.Sum(nil))
 }
 
-// key names the cache of a list of files whose sums are known. The 1 is the version of what tokens
-// are made of the files, not of the form of the cache: the digest of a run's data rests on it.
+// key names the cache of a list of files whose sums are known.
 func (b *builder) key(files []*file) cacheKey {
+	base := b.baseKey(files)
+	if b.model == nil {
+		return base
+	}
+	return sha256.Sum256(fmt.Appendf(nil, "%x chat template %s\n", base, b.model.Digest))
+}
+
+// baseKey is the key but for the model's chat template, which texts do not depend on. The 1 is the
+// version of what tokens are made of the files, not of the form of the cache: the digest of a run's
+// data rests on it.
+func (b *builder) baseKey(files []*file) cacheKey {
 	h := sha256.New()
 	fmt.Fprintf(h, "deepwell tokens 1\n%x\nend %d template %q\n", b.vocab, b.end, b.template)
 	if len(b.columns) > 0 {
@@ -175,6 +197,7 @@ func (b *builder) open(ctx context.Context, s Source) (*cache, Stats, error) {
 		return nil, stats, stopped(ctx, err)
 	}
 	key := b.key(files)
+	b.base = b.baseKey(files)
 	dir := b.dir
 	if dir == "" {
 		if dir, err = os.MkdirTemp("", "deepwell-tokens-"); err != nil {
@@ -201,6 +224,9 @@ func (b *builder) open(ctx context.Context, s Source) (*cache, Stats, error) {
 			At("%s", path).Wrap(err).Try("set DEEPWELL_CACHE to a folder that you may read and write")
 	}
 	stats.Documents, stats.Tokens = c.documents, c.tokens
+	if c.kinds&^(1<<chat.PlainText) != 0 {
+		stats.Template = b.describe()
+	}
 	stats.Bytes, stats.Skipped, stats.Kinds = c.text, c.skipped, chat.Kinds(c.kinds)
 	if c.skipped > 0 {
 		stats.Passed = passedOver(path)
@@ -212,6 +238,27 @@ func (b *builder) open(ctx context.Context, s Source) (*cache, Stats, error) {
 		b.events.Emit(event.Note{Text: text})
 	}
 	return c, stats, nil
+}
+
+// identity is what the digest of a run has of a source: texts do not depend on the chat template.
+func (b *builder) identity(c *cache) cacheKey {
+	if c.kinds == 1<<chat.PlainText {
+		return b.base
+	}
+	return c.key
+}
+
+// describe says how chats are written.
+func (b *builder) describe() string {
+	switch {
+	case b.model == nil && b.chats != nil:
+		return b.chats.name + ", built in"
+	case b.model == nil:
+		return ""
+	case b.model.Marks():
+		return filepath.Base(b.model.Path) + ", loss where it marks generation"
+	}
+	return filepath.Base(b.model.Path) + ", loss on what each answer adds"
 }
 
 // digest fills in the sums of a source's files. It reads those that changed since the last time, so
@@ -462,10 +509,15 @@ func (b *builder) document(c *chunk, it *item) error {
 		if b.chatErr != nil {
 			return diag.From(b.chatErr).At("%s", it.where)
 		}
-		if err := b.chats.check(it); err != nil {
+		if b.model != nil {
+			if err := b.converse(c, it); err != nil {
+				return diag.From(err).At("%s", it.where)
+			}
+		} else if err := b.chats.check(it); err != nil {
 			return err
+		} else {
+			c.tokens, c.learned = b.chats.append(c.tokens, c.learned, it.chat)
 		}
-		c.tokens, c.learned = b.chats.append(c.tokens, c.learned, it.chat)
 		c.text += int64(chat.Spoken(it.chat))
 	case it.ids != nil:
 		for _, id := range it.ids {

@@ -45,8 +45,12 @@ type Options struct {
 	Seq       int    // tokens in a sequence
 	Seed      uint64 // of the order
 	Shuffle   bool   // false keeps the order of the files
-	// Template is one of Templates, for chats. "" takes the one whose tokens the tokenizer has.
+	// Template is one of Templates, for chats. "" takes the template of ModelDir, or else the one
+	// whose tokens the tokenizer has, which Builtin does in any case.
 	Template string
+	// ModelDir is a folder with the files of a model, which may bring its own chat template; "" is
+	// no folder.
+	ModelDir string
 	// End is the token that closes every document. "" takes the one that the tokenizer has for it.
 	End string
 	// Joined treats each sequence as one text: positions run through it, there is one segment, and the
@@ -82,6 +86,10 @@ type Stats struct {
 	Sequences int64  `json:"rows"`   // to train on
 	HeldOut   int64  `json:"held"`   // sequences that were held out
 	Cached    bool   `json:"cached"` // whether the tokens were there already
+	// Share is the source's part of the rows of a mixture, from 0 to 1.
+	Share float64 `json:"share,omitempty"`
+	// Template says how chats are written, if there are any.
+	Template string `json:"template,omitempty"`
 	// Passed are the first of the skipped files, by name, with the reason.
 	Passed []string `json:"passed,omitempty"`
 	// Kinds are what the rows are, see [chat.Kind]; nil in caches of before there were several.
@@ -91,6 +99,7 @@ type Stats struct {
 // A source is an open Source.
 type source struct {
 	*cache
+	identity       cacheKey // what the run's digest has of it, see builder.identity
 	path           string
 	stats          Stats
 	train, heldOut stream // what is trained on, and what was held out
@@ -142,7 +151,8 @@ func Open(ctx context.Context, o Options) (_ *Loader, err error) {
 		if err != nil {
 			return nil, err
 		}
-		l.sources = append(l.sources, &source{cache: c, path: s.Path, stats: stats})
+		l.sources = append(l.sources, &source{cache: c, identity: b.identity(c), path: s.Path,
+			stats: stats})
 	}
 	if err := l.arrange(splitDocuments); err != nil {
 		// A run that was begun with the first split may still go on with it: see Adopt.
@@ -184,7 +194,7 @@ func (l *Loader) arrange(split int) (err error) {
 		if err := l.divide(s, split, shared); err != nil {
 			return err
 		}
-		fmt.Fprintf(h, "%q %x %d\n", s.stats.Name, s.key, s.stats.Sequences)
+		fmt.Fprintf(h, "%q %x %d\n", s.stats.Name, s.identity, s.stats.Sequences)
 	}
 	if l.holdsOut() && l.EvalSequences() == 0 {
 		return l.nothingHeldOut()
@@ -264,7 +274,13 @@ func (l *Loader) Close() error {
 
 // Stats describes the sources, by name.
 func (l *Loader) Stats() []Stats {
-	return lists.Map(l.sources, func(s *source) Stats { return s.stats })
+	list := lists.Map(l.sources, func(s *source) Stats { return s.stats })
+	if len(list) > 1 {
+		for i := range list {
+			list[i].Share = float64(l.shares[i]) / whole
+		}
+	}
+	return list
 }
 
 // Sequences counts the sequences to train on, of all sources.

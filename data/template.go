@@ -35,8 +35,13 @@ var templates = map[string]template{
 // Templates lists the names of the chat templates.
 func Templates() []string { return slices.Sorted(maps.Keys(templates)) }
 
+// Builtin asks for a built-in template, the one whose tokens the tokenizer has, although the model
+// brings its own.
+const Builtin = "builtin"
+
 // A chatter writes chats as tokens. Its template was split once, when it was made.
 type chatter struct {
+	name   string
 	tokens *tokenizer.Tokenizer
 	shape  template
 	// The template's open and before; after, split behind its first mark, which ends a turn.
@@ -64,9 +69,9 @@ func newChatter(name string, t *tokenizer.Tokenizer, end int32) (*chatter, error
 	if !ok {
 		return nil, diag.New(diag.BadInput, "there is no template %q", name).
 			Meant(name, Templates(), "did you mean %s?",
-				"choose one of "+strings.Join(Templates(), ", "))
+				"choose one of "+strings.Join(append(Templates(), Builtin), ", "))
 	}
-	c := &chatter{tokens: t, shape: shape}
+	c := &chatter{name: name, tokens: t, shape: shape}
 	for _, one := range []struct {
 		text  string
 		parts *[]templatePart
@@ -172,12 +177,64 @@ func (c *chatter) check(it *item) error {
 	for i, m := range it.chat {
 		if m.Calls {
 			return diag.New(diag.DataFormat, "message %d calls a tool, which the built-in chat templates "+
-				"cannot write", i+1).At("%s", it.where).Try("remove the tool calls, or write them as content")
+				"cannot write", i+1).At("%s", it.where).
+				Try("use the tokenizer folder of a model whose chat template has tools")
 		}
 	}
 	if it.tools != nil {
 		return diag.New(diag.DataFormat, "the row has tools, which the built-in chat templates cannot "+
-			"write").At("%s", it.where).Try("remove the column, or describe the tools in a system message")
+			"write").At("%s", it.where).Try("use the tokenizer folder of a model " +
+			"whose chat template has tools")
 	}
 	return nil
+}
+
+// converse writes a chat with the model's own template. Its text is encoded at once, as
+// transformers does it, and a token is learned if a part of it is.
+func (b *builder) converse(c *chunk, it *item) error {
+	r, err := b.model.Render(chat.Document{Chat: it.chat, Tools: it.tools}, b.tokens.Marks)
+	if err != nil {
+		return err
+	}
+	o := tokenizer.Options{NoTemplate: true, Plain: r.Plain}
+	from := len(c.tokens)
+	c.tokens = b.tokens.Append(c.tokens, r.Text, o)
+	places, ok := b.tokens.Offsets(c.tokens[from:], r.Text)
+	if !ok {
+		c.tokens = c.tokens[:from]
+		b.apart(c, r)
+		return nil
+	}
+	places = append(places, len(r.Text))
+	for i, begin := range places[:len(places)-1] {
+		learn := slices.ContainsFunc(r.Learned, func(p [2]int) bool {
+			return begin < p[1] && (places[i+1] > p[0] || begin >= p[0])
+		})
+		c.learned = append(c.learned, learn)
+	}
+	return nil
+}
+
+// apart encodes what is given and what is learned by themselves, where tokens cannot be found in
+// the text: a tokenizer that normalizes text spells another one.
+func (b *builder) apart(c *chunk, r chat.Rendering) {
+	at := 0
+	put := func(to int, learn bool) {
+		o := tokenizer.Options{NoTemplate: true}
+		for _, p := range r.Plain {
+			if p[0] >= at && p[0] < to {
+				o.Plain = append(o.Plain, [2]int{p[0] - at, p[1] - at})
+			}
+		}
+		c.tokens = b.tokens.Append(c.tokens, r.Text[at:to], o)
+		for len(c.learned) < len(c.tokens) {
+			c.learned = append(c.learned, learn)
+		}
+		at = to
+	}
+	for _, p := range r.Learned {
+		put(p[0], false)
+		put(p[1], true)
+	}
+	put(len(r.Text), false)
 }

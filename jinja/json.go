@@ -179,3 +179,30 @@ func (d *dump) quote(s string) {
 	}
 	d.b.WriteByte('"')
 }
+
+// MapStrings gives a value in which each string has become another one. Keys stay.
+func MapStrings(v any, f func(string) (string, error)) (out any, err error) {
+	switch v := v.(type) {
+	case string:
+		return f(v)
+	case []any:
+		list := make([]any, len(v))
+		for i, item := range v {
+			if list[i], err = MapStrings(item, f); err != nil {
+				return nil, err
+			}
+		}
+		return list, nil
+	case *Dict:
+		d := NewDict()
+		for _, key := range v.keys {
+			item, err := MapStrings(v.values[key], f)
+			if err != nil {
+				return nil, err
+			}
+			d.set(key, item)
+		}
+		return d, nil
+	}
+	return v, nil
+}

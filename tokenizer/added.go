@@ -158,8 +158,9 @@ type addedSet struct {
 
 // split calls token for each added token in b and rest for the text between them; rest gets the
 // place where its part begins. A match that is refused (beside a word, or special where special
-// tokens are plain text) hides matches that overlap it, as it does in the library.
-func (s *addedSet) split(b []byte, literal bool, token func(int32), rest func([]byte, int)) {
+// tokens, or this one, are plain text) hides matches that overlap it, as it does in the library.
+func (s *addedSet) split(b []byte, literal bool, plain func(int) bool, token func(int32),
+	rest func([]byte, int)) {
 	done := 0
 	for i := 0; ; {
 		start, end, at, ok := s.match.find(b, i)
@@ -168,7 +169,8 @@ func (s *addedSet) split(b []byte, literal bool, token func(int32), rest func([]
 		}
 		i = end
 		t := &s.tokens[at]
-		if literal && t.Special || t.SingleWord && !s.alone(b, start, end) {
+		isText := t.Special && (literal || plain != nil && plain(start))
+		if isText || t.SingleWord && !s.alone(b, start, end) {
 			continue
 		}
 		if t.LStrip {

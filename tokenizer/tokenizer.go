@@ -8,6 +8,9 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
+	"sort"
+	"strings"
+	"unicode"
 	"unicode/utf8"
 
 	"github.com/deepwell/deepwell/diag"
@@ -48,6 +51,9 @@ type Options struct {
 	// Literal reads the names of special tokens in a text as plain text, as one wants for text
 	// that strangers wrote.
 	Literal bool
+	// Plain are places in the text at which no special token begins, although its name stands there.
+	// Each is a range of bytes; they are sorted.
+	Plain [][2]int
 	// KeepSpecial keeps special tokens when ids become text.
 	KeepSpecial bool
 	// Part says that a text is a piece of a longer one, see [Tokenizer.PieceEnd].
@@ -231,6 +237,7 @@ func (t *Tokenizer) Append(dst []int32, text string, o Options) []int32 {
 		s.at = &s.own
 	}
 	last := !s.at.More
+	s.plain, s.base = o.Plain, 0
 	s.out = dst
 	if !o.NoTemplate && !s.at.begun {
 		s.out = append(s.out, t.before...)
@@ -239,6 +246,7 @@ func (t *Tokenizer) Append(dst []int32, text string, o Options) []int32 {
 		n := t.PieceEnd(text)
 		s.at.More = true
 		s.encode(text[:n], o.Literal)
+		s.base += n
 		text = text[n:]
 	}
 	s.at.More = !last
@@ -249,7 +257,7 @@ func (t *Tokenizer) Append(dst []int32, text string, o Options) []int32 {
 		s.out = append(s.out, t.after...)
 	}
 	out := s.out
-	s.out, s.at = nil, nil
+	s.out, s.at, s.plain = nil, nil, nil
 	return out
 }
 
@@ -259,6 +267,8 @@ type scratch struct {
 	out   []int32
 	at    *Part
 	own   Part      // what at points at if a text comes as a whole
+	plain [][2]int  // see Options.Plain
+	base  int       // bytes of the text before the piece
 	inner bool      // the current part continues the last one of the piece before
 	text  []byte    // the text, or a piece of it
 	norms [2][]byte // a part of it while it is normalized
@@ -304,9 +314,114 @@ func (s *scratch) encode(text string, literal bool) {
 		s.part(s.text, literal, begins, s.at.More)
 		return
 	}
-	s.t.raw.split(s.text, literal, s.token, func(part []byte, at int) {
+	s.t.raw.split(s.text, literal, s.isPlain, s.token, func(part []byte, at int) {
 		s.part(part, literal, begins && at == 0, s.at.More && at+len(part) == len(s.text))
 	})
+}
+
+// isPlain reports whether no special token begins at a place of the piece.
+func (s *scratch) isPlain(at int) bool {
+	if len(s.plain) == 0 {
+		return false
+	}
+	at += s.base
+	i := sort.Search(len(s.plain), func(i int) bool { return s.plain[i][1] > at })
+	return i < len(s.plain) && s.plain[i][0] <= at
+}
+
+// Marks gives the places of special tokens in a text, as [Options.Plain] takes them. The error
+// names a token that cannot be kept apart from text, since it is looked for in normalized text.
+func (t *Tokenizer) Marks(text string) (list [][2]int, err error) {
+	if t.cooked != nil {
+		for _, token := range t.cooked.tokens {
+			if token.Special && strings.Contains(text, token.Content) {
+				return nil, diag.New(diag.DataTokenizer, "the text has %q, which is always read as the "+
+					"special token", token.Content).Try("remove it from the text")
+			}
+		}
+	}
+	if t.raw == nil {
+		return nil, nil
+	}
+	b := []byte(text)
+	for i := 0; ; {
+		start, end, at, ok := t.raw.match.find(b, i)
+		if !ok {
+			return list, nil
+		}
+		if t.raw.tokens[at].Special {
+			list = append(list, [2]int{start, end})
+		}
+		i = end
+	}
+}
+
+// Offsets gives the place in a text at which each of its tokens begins, if what the tokens spell is
+// the text, but for blanks that a vocabulary puts before words. A token that begins within a
+// character begins where that does.
+func (t *Tokenizer) Offsets(ids []int32, text string) (places []int, ok bool) {
+	stream := t.Stream(Options{KeepSpecial: true})
+	at, waiting := 0, 0
+	for i, id := range ids {
+		piece := stream.Next(id)
+		if i+1 == len(ids) {
+			piece += stream.End()
+		}
+		places = append(places, at)
+		if piece == "" { // it ends within a character, or is a byte whose end is not known yet
+			waiting++
+			continue
+		}
+		rest, piece, ok := t.spelledBy(ids, i, text[at:], piece)
+		if !ok {
+			return nil, false
+		}
+		from := len(text) - len(rest)
+		at = from + len(piece)
+		if waiting > 0 {
+			t.placeBytes(ids[i-waiting:i+1], places[i-waiting:i+1], from, text)
+		}
+		waiting = 0
+	}
+	return places, strings.TrimSpace(text[at:]) == ""
+}
+
+// placeBytes places tokens that are a byte each, and the one behind them, from a place of the text
+// on: each begins where its byte's character does.
+func (t *Tokenizer) placeBytes(ids []int32, places []int, from int, text string) {
+	for i, id := range ids {
+		last := i == len(ids)-1
+		if t.decode.byteOf(id) < 0 && !last || from >= len(text) {
+			continue
+		}
+		places[i] = from
+		for places[i] > 0 && !utf8.RuneStart(text[places[i]]) {
+			places[i]--
+		}
+		from++
+	}
+}
+
+// spelledBy gives what is left of a text behind blanks that token i does not spell, and what it
+// does spell of that: a vocabulary may put a blank before it or take one off, and a special token
+// may take the blanks beside it.
+func (t *Tokenizer) spelledBy(ids []int32, i int, rest, piece string) (string, string, bool) {
+	short := strings.TrimPrefix(piece, " ")
+	loose := rest
+	if i == 0 {
+		loose = strings.TrimPrefix(rest, " ")
+	}
+	if t.Special(ids[i]) || i > 0 && t.Special(ids[i-1]) {
+		loose = strings.TrimLeftFunc(rest, unicode.IsSpace)
+	}
+	for _, rest := range []string{rest, loose} {
+		for _, piece := range []string{piece, short} {
+			if strings.HasPrefix(rest, piece) {
+				return rest, piece, true
+			}
+		}
+	}
+	return rest, piece, false
 }
 
 // token puts out an added token.
@@ -345,7 +460,7 @@ func (s *scratch) part(part []byte, literal, first, more bool) {
 		s.cutFrom(0, part, first)
 		return
 	}
-	s.t.cooked.split(part, literal, s.token, func(part []byte, at int) {
+	s.t.cooked.split(part, literal, nil, s.token, func(part []byte, at int) {
 		s.cutFrom(0, part, first && at == 0)
 	})
 }

@@ -25,12 +25,21 @@ func (a *app) data() *cobra.Command {
 
 func (a *app) dataPeek() *cobra.Command {
 	job := deepwell.PeekJob{}
-	var format string
+	var format, source string
 	var ids bool
 	cmd := documented("data peek", &cobra.Command{
 		Args: one("path"),
 		RunE: func(cmd *cobra.Command, args []string) error {
-			if job.Tokenizer == "" {
+			if job.Recipe = ""; strings.HasSuffix(args[0], ".toml") {
+				for _, name := range []string{"tokenizer", "seq", "template", "format", "end", "column"} {
+					if cmd.Flags().Changed(name) {
+						return usage(cmd, "--%s is the recipe's: --set changes it there", name)
+					}
+				}
+				job.Recipe, job.Source.Name = args[0], source
+			} else if source != "" || len(job.Set) > 0 {
+				return usage(cmd, "--source and --set are for a run.toml")
+			} else if job.Tokenizer == "" {
 				return usage(cmd, "peek needs --tokenizer: a tokenizer.json, or a folder with one")
 			}
 			job.Source.Path, job.Source.Format = args[0], data.Format(format)
@@ -50,18 +59,23 @@ func (a *app) dataPeek() *cobra.Command {
 	f.IntVar(&job.Seq, "seq", 128, "tokens per sequence")
 	f.Int64Var(&job.Row, "row", 0, "index of the sequence, in file order, from 0")
 	f.StringVar(&job.Source.Template, "template", "", "chat template: "+
-		strings.Join(data.Templates(), ", ")+" (default: inferred from the tokenizer)")
+		strings.Join(data.Templates(), ", ")+", builtin (default: the model's own, beside the tokenizer)")
 	f.StringVar(&format, "format", "",
 		strings.Join(data.Formats(), ", ")+" (default: inferred from the file name)")
 	f.StringToStringVar((*map[string]string)(&job.Source.Columns), "column", nil,
 		"name a column, such as instruction=question,output=answer")
 	f.StringVar(&job.End, "end", "", "end-of-document token (default: the tokenizer's)")
+	f.StringVar(&source, "source", "", "of a run.toml, the name of one of its sources")
+	f.StringArrayVar(&job.Set, "set", nil, "of a run.toml, override a key: --set KEY=VALUE")
 	f.BoolVar(&ids, "ids", false, "print one token per line, with its id")
 	return cmd
 }
 
 // showStats prints the size of the source.
 func (a *app) showStats(p *deepwell.PeekResult) {
+	if p.Run != nil {
+		a.showRun(p.Run)
+	}
 	s := p.Source
 	fmt.Fprintf(a.stdout, "%s, %s, %s", human.Count(s.Files, "file"),
 		human.Count(s.Documents, "document"), human.Count(s.Tokens, "token"))
@@ -73,9 +87,32 @@ func (a *app) showStats(p *deepwell.PeekResult) {
 	if !slices.Equal(s.Kinds, []string{chat.PlainText.String()}) && len(s.Kinds) > 0 {
 		fmt.Fprintf(a.stdout, "rows: %s\n", strings.Join(s.Kinds, ", "))
 	}
+	if s.Template != "" {
+		fmt.Fprintf(a.stdout, "chat template: %s\n", s.Template)
+	}
 	documents := int64(p.Tokens[len(p.Tokens)-1].Document) + 1
 	fmt.Fprintf(a.stdout, "sequence %d: %s, loss on %d of %s\n\n", p.Row,
 		human.Count(documents, "document"), p.Count, human.Count(int64(p.Seq), "label"))
+}
+
+// showRun prints what a run takes from each of its sources.
+func (a *app) showRun(run *deepwell.PeekRun) {
+	fmt.Fprintf(a.stdout, "%s of %s go through the data %.3g times\n",
+		human.Count(int64(run.Steps), "step"), human.Count(int64(run.Batch), "sequence"), run.Epochs)
+	for i, s := range append(slices.Clone(run.Sources), run.Eval...) {
+		fmt.Fprintf(a.stdout, "  %s: %s, %s", s.Name, human.Count(s.Documents, "document"),
+			human.Count(s.Sequences, "sequence"))
+		if s.Share > 0 {
+			fmt.Fprintf(a.stdout, ", %.3g %% of the mixture", 100*s.Share)
+		}
+		if s.HeldOut > 0 {
+			fmt.Fprintf(a.stdout, ", %d more held out for eval", s.HeldOut)
+		}
+		if i >= len(run.Sources) {
+			fmt.Fprint(a.stdout, ", for eval")
+		}
+		fmt.Fprintln(a.stdout)
+	}
 }
 
 // showIDs prints a table of the tokens.
