@@ -112,8 +112,7 @@ func bytesOf(list []hlo.Value) int64 {
 
 // payload leaves out the scratch memory of a library call, the last of its results.
 func payload(i *hlo.Instruction) []hlo.Value {
-	library := strings.HasPrefix(i.Target, "__cublas$") || strings.HasPrefix(i.Target, "__cudnn$")
-	if library && len(i.Results) > 1 {
+	if fromLibrary(i) && len(i.Results) > 1 {
 		return i.Results[:len(i.Results)-1]
 	}
 	return i.Results
@@ -188,14 +187,40 @@ func readBytes(c *hlo.Computation, at int, users [][]int) (n int64) {
 	return min(n, whole)
 }
 
+// libraryCall is the library call that a fusion slices operands for, or whose result it puts into
+// place; nil if it has none.
+func libraryCall(i *hlo.Instruction) *hlo.Instruction {
+	if i.Opcode != "fusion" || len(i.Calls) != 1 {
+		return nil
+	}
+	body := i.Calls[0].Body
+	for n := range body {
+		if fromLibrary(&body[n]) {
+			return &body[n]
+		}
+	}
+	return nil
+}
+
+func fromLibrary(i *hlo.Instruction) bool {
+	return strings.HasPrefix(i.Target, "__cublas$") || strings.HasPrefix(i.Target, "__cudnn$")
+}
+
 func writtenBytes(c *hlo.Computation, at int) int64 {
 	for renames(c.Body[at].Opcode) && len(c.Body[at].Operands) == 1 && c.Body[at].Operands[0] < at {
 		at = c.Body[at].Operands[0]
 	}
-	if i := &c.Body[at]; i.Opcode == "dynamic-update-slice" {
+	i := &c.Body[at]
+	switch {
+	case i.Opcode == "dynamic-update-slice":
 		return operandBytes(c, i, 1)
+	case i.Opcode == "get-tuple-element" && fromLibrary(&c.Body[i.Operands[0]]) &&
+		i.Index >= len(payload(&c.Body[i.Operands[0]])): // scratch memory
+		return 0
+	case fromLibrary(i):
+		return bytesOf(payload(i))
 	}
-	return bytesOf(c.Body[at].Results)
+	return bytesOf(i.Results)
 }
 
 func renames(opcode string) bool { return opcode == "bitcast" || opcode == "reshape" }

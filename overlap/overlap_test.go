@@ -385,3 +385,36 @@ func TestUnknownRatesAreAnError(t *testing.T) {
 		t.Error("no rates at all")
 	}
 }
+
+// A fusion around a library call moves what the call moves: slices of stacks, not stacks, and no
+// scratch memory. It is the call's kernel, and has its shape.
+func TestFusionAroundALibraryCall(t *testing.T) {
+	sized := func(list ...int64) (out []hlo.Value) {
+		for _, n := range list {
+			out = append(out, hlo.Value{Bytes: n})
+		}
+		return out
+	}
+	inner := &hlo.Computation{Root: 8, Body: []hlo.Instruction{
+		{Opcode: "parameter", Results: sized(1000)},
+		{Opcode: "dynamic-slice", Operands: []int{0}, Results: sized(100)},
+		{Opcode: "parameter", Results: sized(200)},
+		{Opcode: "custom-call", Target: "__cublas$lt$matmul", Operands: []int{1, 2}, Results: sized(50, 1<<25), FLOPs: 7},
+		{Opcode: "get-tuple-element", Operands: []int{3}, Index: 0, Results: sized(50)},
+		{Opcode: "parameter", Results: sized(400)},
+		{Opcode: "dynamic-update-slice", Operands: []int{5, 4}, Results: sized(400)},
+		{Opcode: "get-tuple-element", Operands: []int{3}, Index: 1, Results: sized(1 << 25)},
+		{Opcode: "tuple", Operands: []int{6, 7}, Results: sized(400, 1<<25)},
+	}}
+	fusion := &hlo.Instruction{Opcode: "fusion", Calls: []*hlo.Computation{inner}}
+	if got := costOf(&hlo.Computation{Body: []hlo.Instruction{*fusion}}, fusion).bytes; got != 100+200+50 {
+		t.Errorf("%d bytes, want 350", got)
+	}
+	if call := libraryCall(fusion); call == nil || call.Target != "__cublas$lt$matmul" {
+		t.Errorf("the call is %v", call)
+	}
+	inner.Body[3].Target = ""
+	if call := libraryCall(fusion); call != nil {
+		t.Errorf("%v is no library call", call)
+	}
+}

@@ -322,6 +322,9 @@ func (p *player) kernels(body *hlo.Computation) (out []Kernel) {
 		}
 		row := Kernel{Name: i.Name, OpName: nameOf(i), Target: i.Target, Spec: i.Spec, Bytes: k.bytes,
 			FLOPs: k.flops, Bits: k.bits, Seconds: k.seconds(p.rates)}
+		if call := libraryCall(i); call != nil { // a fusion by name only
+			row.Target, i = call.Target, call
+		}
 		if len(i.Results) > 0 {
 			row.Shape = i.Results[0].Shape.String()
 		}
