@@ -41,7 +41,7 @@ func (a *app) kernelTable(t *table.Table) error {
 		"times are modelled\n", t.Model, t.Cluster, t.Precision, human.Thousands(t.Seq))
 	reasons := &reasonList{}
 	for _, l := range t.Layers {
-		fmt.Fprintf(a.stdout, "\n%s, a layer of %d\n", l.Pass, l.Rounds)
+		fmt.Fprintf(a.stdout, "\n%s, one of %d rounds of the loop over layers\n", l.Pass, l.Rounds)
 		err := a.table("  operation\tshape\tkernel\tprovider\tbytes\ttime\troofline\tunfused\twhy",
 			func(w io.Writer) {
 				for _, g := range l.Groups {

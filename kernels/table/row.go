@@ -94,7 +94,11 @@ func (m maker) row(k overlap.Kernel) Row {
 // own names what a kernel of our own computes, and for which matrix.
 func (r *Row) own(s fused.Spec, n stablehlo.Name) {
 	what := fused.Of(&s.Expr).Name
-	if r.Kernel = what + " " + string(s.Format); what != "quantize" {
+	switch r.Kernel = what + " " + string(s.Format); {
+	case s.Amax: // the first of NVFP4's two kernels; the second quantizes
+		r.Kernel = what + " amax"
+		what = strings.TrimPrefix(what+" + amax", "quantize + ")
+	case what != "quantize":
 		what += " + quantize"
 	}
 	r.Operation = strings.TrimSpace(string(n.Tag) + " " + what)
@@ -139,6 +143,9 @@ func product(k overlap.Kernel) string {
 
 // why is the selector's reason, or what XLA does with operations for which there is no choice.
 func (m maker) why(provider string, n stablehlo.Name, named bool, k overlap.Kernel) string {
+	if s, err := fused.ParseSpec(k.Spec); err == nil && s.Amax {
+		return "scales of NVFP4 need the largest magnitudes before anything is quantized"
+	}
 	chosen := map[string]string{own: kernels.Triton, cudnn: kernels.CuDNN}[provider]
 	for _, c := range m.choices {
 		if c.Kind == rewrite.SourceKind(n.Kind) && c.Kernel == chosen {
