@@ -12,11 +12,11 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/deepwell/deepwell/chat"
 	"github.com/deepwell/deepwell/data"
 	"github.com/deepwell/deepwell/diag"
 	"github.com/deepwell/deepwell/event"
 	"github.com/deepwell/deepwell/internal/atomicfile"
-	"github.com/deepwell/deepwell/internal/human"
 	"github.com/deepwell/deepwell/internal/lists"
 	"github.com/deepwell/deepwell/internal/safedir"
 	"github.com/deepwell/deepwell/internal/strictjson"
@@ -133,32 +133,27 @@ func (e *Env) peekRun(ctx context.Context, job PeekJob) (*PeekResult, error) {
 	return peek, v.err
 }
 
-// dataSize says what the data is and how often the run goes through it.
-func (r *runner) dataSize() string {
-	var kinds []string
-	documents := int64(0)
+// rowKinds says what the rows of the data are and how chats are written; "" if all are texts. How
+// much there is of it, and how often the run goes through it, is in the run's first lines.
+func (r *runner) rowKinds() string {
+	var kinds, templates []string
 	for _, s := range r.rows.Stats() {
 		kinds = append(kinds, s.Kinds...)
-		documents += s.Documents
-	}
-	slices.Sort(kinds)
-	text := human.Count(documents, "document")
-	if kinds = slices.Compact(kinds); len(kinds) > 0 {
-		text += " (" + strings.Join(kinds, ", ") + ")"
-	}
-	var templates []string
-	for _, s := range r.rows.Stats() {
-		if s.Template != "" && !slices.Contains(templates, s.Template) {
+		if s.Template != "" {
 			templates = append(templates, s.Template)
 		}
 	}
+	slices.Sort(kinds)
+	slices.Sort(templates)
+	kinds, templates = slices.Compact(kinds), slices.Compact(templates)
+	text := "rows: " + strings.Join(kinds, ", ")
 	if len(templates) > 0 {
-		text += ", chat template " + strings.Join(templates, " and ")
+		text += "; chat template: " + strings.Join(templates, " and ")
 	}
-	sequences := r.rows.Sequences()
-	return fmt.Sprintf("data: %s, %s of %d tokens; %s of %d go through it %.3g times", text,
-		human.Count(sequences, "sequence"), r.recipe.Seq, human.Count(int64(r.recipe.Steps), "step"),
-		r.recipe.Batch, r.epochs())
+	if len(kinds) == 0 || slices.Equal(kinds, []string{chat.PlainText.String()}) {
+		return ""
+	}
+	return text
 }
 
 // epochs is how often the run goes through its data.

@@ -102,11 +102,13 @@ func (e *Env) Train(ctx context.Context, job TrainJob) (*TrainResult, error) {
 	v.pass("read the plan", r.readPlan)
 	v.pass("find the devices", func() error { return r.findDevices(ctx) })
 	v.pass("read the data", func() error {
-		err := r.readData(ctx)
-		if err == nil && r.rows != nil {
-			e.Events.Emit(event.Note{Text: r.dataSize()})
+		if err := r.readData(ctx); err != nil || r.rows == nil {
+			return err
 		}
-		return err
+		if kinds := r.rowKinds(); kinds != "" {
+			e.Events.Emit(event.Note{Text: kinds})
+		}
+		return nil
 	})
 	if job.ReferenceRun != "" {
 		v.pass("write the reference run", func() error { return r.writeReferenceRun(ctx) })
