@@ -277,9 +277,7 @@ type conversation struct {
 func (c *conversation) run(n int, prompt bool) (jinja.Output, error) {
 	vars := map[string]any{"messages": c.messages[:n], "tools": c.tools, "documents": nil,
 		"add_generation_prompt": prompt}
-	for name, token := range c.tokens {
-		vars[name] = token
-	}
+	maps.Copy(vars, c.tokens)
 	out, err := c.jinja.Render(vars, today)
 	if err != nil {
 		e := diag.From(err)

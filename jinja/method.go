@@ -507,7 +507,7 @@ func strftime(line int, now time.Time, format string) (string, error) {
 			b.WriteByte('%')
 		case format[i] == '-' && i+1 < len(format) && (format[i+1] == 'd' || format[i+1] == 'm'):
 			i++
-			b.WriteString(fmt.Sprint(map[byte]int{'d': now.Day(), 'm': int(now.Month())}[format[i]]))
+			fmt.Fprint(&b, map[byte]int{'d': now.Day(), 'm': int(now.Month())}[format[i]])
 		case !ok:
 			return "", failure(line, "the date format %%%c is not supported", format[i])
 		default:

@@ -476,11 +476,11 @@ func (p *parser) primary() expr {
 		}
 		return &nameNode{t.text}
 	case t.kind == tString:
-		text := t.text
+		parts := []string{t.text}
 		for p.peek().kind == tString {
-			text += p.next().text
+			parts = append(parts, p.next().text)
 		}
-		return &constant{text}
+		return &constant{strings.Join(parts, "")}
 	case t.kind == tInt:
 		n, err := strconv.ParseInt(t.text, 10, 64)
 		if err != nil {

@@ -2,6 +2,7 @@ package jinja
 
 import (
 	"errors"
+	"maps"
 	"strings"
 	"time"
 
@@ -26,10 +27,7 @@ type Output struct {
 // strftime_now tells.
 func (t *Template) Render(vars map[string]any, now time.Time) (Output, error) {
 	r := &run{now: now}
-	top := &scope{vars: map[string]any{}}
-	for name, v := range vars {
-		top.vars[name] = v
-	}
+	top := &scope{vars: maps.Clone(vars)}
 	s := &scope{vars: map[string]any{}, up: top}
 	var b strings.Builder
 	err := r.all(t.body, s, &b)
