@@ -6,6 +6,7 @@ import (
 	"errors"
 	"flag"
 	"io"
+	"maps"
 	"math"
 	"net/http"
 	"net/http/httptest"
@@ -251,9 +252,7 @@ func TestServer(t *testing.T) {
 	} {
 		r := httptest.NewRequest(c.method, c.target, nil)
 		r.Host = c.host
-		for k, v := range c.header {
-			r.Header[k] = v
-		}
+		maps.Copy(r.Header, c.header)
 		w := httptest.NewRecorder()
 		c.s.ServeHTTP(w, r)
 		if w.Code != c.status {

@@ -208,7 +208,7 @@ func layoutOf(c autoplan.Choice) string {
 // wrapped breaks a text into lines of at most some columns.
 func wrapped(text string, width int) (lines []string) {
 	line := ""
-	for _, word := range strings.Fields(text) {
+	for word := range strings.FieldsSeq(text) {
 		if line != "" && len([]rune(line))+1+len([]rune(word)) > width {
 			lines, line = append(lines, line), ""
 		}
