@@ -134,8 +134,8 @@ func TestHelpIsComplete(t *testing.T) {
 	walk(describe(a.root()))
 }
 
-// What users install, as python/backend.py builds it, has at most 19.5 MB; symbols and debugging
-// add 7.5 MB (docs/decisions/0010-sizes.md).
+// What users install, as python/backend.py builds it, has at most 21 MB; symbols and debugging
+// add 8.4 MB (docs/decisions/0010-sizes.md).
 func TestBinaryIsSmall(t *testing.T) {
 	slowtest.Only(t) // builds the binary
 	out := filepath.Join(t.TempDir(), "deepwell")
@@ -154,8 +154,8 @@ func TestBinaryIsSmall(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Logf("the binary has %d bytes", info.Size())
-	if info.Size() > 19_500_000 {
-		t.Errorf("the binary has %d bytes, more than 19.5 MB", info.Size())
+	if info.Size() > 21_000_000 {
+		t.Errorf("the binary has %d bytes, more than 21 MB", info.Size())
 	}
 }
 
