@@ -11,8 +11,8 @@ import (
 	"github.com/deepwell/deepwell/step"
 )
 
-// normPrograms are gradients, with how many different kernels of rows they must call: norms that
-// are not quantized, of which some are of sums, and gradients.
+// normPrograms are gradients, with how many different kernels of rows they must call: norms, of
+// which some are of sums, and gradients.
 var normPrograms = []struct {
 	model, format, plan string
 	norms, added, grads int
@@ -20,8 +20,8 @@ var normPrograms = []struct {
 	{"llama", "bf16", "one", 2, 1, 3},
 	{"llama", "bf16", "fsdp8", 2, 1, 3},
 	{"llama", "bf16", "tp2 fsdp4", 0, 0, 0}, // tp shards several sequences (kernels.Scattered)
-	{"llama", "mxfp8", "one", 0, 0, 3},
-	{"llama", "mxfp8", "fsdp8", 0, 0, 3},
+	{"llama", "mxfp8", "one", 2, 1, 3},      // which write codes (pass norm-codes)
+	{"llama", "mxfp8", "fsdp8", 2, 1, 3},
 	{"llama", "nvfp4", "fsdp8", 2, 1, 3}, // the last layer's in bf16
 	{"qwen3", "bf16", "fsdp8", 4, 1, 5},  // two are of heads
 	{"gemma2", "bf16", "one", 3, 1, 4},
