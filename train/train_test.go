@@ -10,6 +10,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -72,9 +73,16 @@ func (c counting) Eval(ctx context.Context, first int64, rows, _, _ int) (*data.
 }
 
 // log keeps events.
-type log struct{ list []event.Event }
+type log struct {
+	mu   sync.Mutex // a run emits from several goroutines
+	list []event.Event
+}
 
-func (l *log) Emit(e event.Event) { l.list = append(l.list, e) }
+func (l *log) Emit(e event.Event) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.list = append(l.list, e)
+}
 
 // noAlarms fails the test if the run raised an alarm or rejected a step.
 func (l *log) noAlarms(t *testing.T) {
@@ -88,6 +96,8 @@ func (l *log) noAlarms(t *testing.T) {
 }
 
 func (l *log) losses() (list []float64) {
+	l.mu.Lock()
+	defer l.mu.Unlock()
 	for _, e := range l.list {
 		if s, ok := e.(event.Step); ok {
 			list = append(list, float64(s.Loss))

@@ -214,10 +214,14 @@ func (t *Trainer) Run(stop context.Context) error {
 	done := make(chan struct{})
 	var wg sync.WaitGroup
 	wg.Go(func() { t.guardAgainstStalls(stop, done, cancel) })
-	defer context.AfterFunc(stop, func() { // at once: a step may take long
-		t.opts.Events.Emit(event.Note{Text: "stopping after this step, with a checkpoint; Ctrl-C again" +
-			" ends at once, without one"})
-	})()
+	wg.Go(func() {
+		select {
+		case <-done:
+		case <-stop.Done(): // said at once: a step may take long
+			t.opts.Events.Emit(event.Note{Text: "stopping after this step, with a checkpoint; Ctrl-C again" +
+				" ends at once, without one"})
+		}
+	})
 	t.opts.Events.Emit(event.Busy{Task: fmt.Sprintf("step %d", t.step+1)})
 	end := t.phase(phaseBetween)
 	err := t.loop(ctx, stop)
