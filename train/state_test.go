@@ -3,6 +3,7 @@ package train
 import (
 	"context"
 	"fmt"
+	"regexp"
 	"slices"
 	"strings"
 
@@ -40,13 +41,18 @@ func (t *Trainer) quantizedCopies(ctx context.Context) (map[string][]byte, error
 				}
 				n := len(data) / len(pc.tensors)
 				for k, one := range pc.tensors {
-					all[one.Name+strings.TrimPrefix(name, program.Copy.Of(pc.name))] = data[k*n:][:n]
+					// How the shards lie is not the matter here.
+					kind := by.ReplaceAllString(strings.TrimPrefix(name, program.Copy.Of(pc.name)), "")
+					all[one.Name+kind] = data[k*n:][:n]
 				}
 			}
 		}
 	}
 	return all, nil
 }
+
+// by is the part of a copy's name that says which dimension its shards were moved to.
+var by = regexp.MustCompile(`\.by_[a-z_]+`)
 
 // joined puts the shards of a copy together.
 func joined(ctx context.Context, h *stateShard, name string, pc *stateTensor, c *ir.QuantizedParam,
