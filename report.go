@@ -13,8 +13,10 @@ import (
 type ReportJob struct {
 	Runs   []string // folders
 	Output string   // the HTML file to write
-	// Listen is the address on which to serve the page while runs go on, instead of writing it.
+	// Listen is the address on which to serve the page while runs go on, instead of writing it, and
+	// Opened is called with the address that a browser takes.
 	Listen string
+	Opened func(url string) `json:"-"`
 }
 
 // A ReportResult tells what runs have come to.
@@ -59,7 +61,7 @@ func (e *Env) Report(ctx context.Context, job ReportJob) (*ReportResult, error) 
 		done.Runs = append(done.Runs, summary(r))
 	}
 	if job.Listen != "" {
-		v.pass("serve the page", func() error { return e.serveRuns(ctx, job.Listen, runs) })
+		v.pass("serve the page", func() error { return serveRuns(ctx, job, runs) })
 		return done, v.err
 	}
 	v.pass("write the page", func() error {
@@ -68,12 +70,14 @@ func (e *Env) Report(ctx context.Context, job ReportJob) (*ReportResult, error) 
 	return done, v.err
 }
 
-func (e *Env) serveRuns(ctx context.Context, address string, runs []*report.Run) error {
-	s, err := report.Listen(address, runs)
+func serveRuns(ctx context.Context, job ReportJob, runs []*report.Run) error {
+	s, err := report.Listen(job.Listen, runs)
 	if err != nil {
 		return err
 	}
-	e.Events.Emit(event.Note{Text: "open " + s.URL() + " · Ctrl-C ends"})
+	if job.Opened != nil {
+		job.Opened(s.URL())
+	}
 	return s.Serve(ctx)
 }
 

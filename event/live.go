@@ -50,7 +50,11 @@ func (l *Live) Emit(e Event) {
 		l.busy, l.since = b.Task, l.now()
 		return
 	}
-	l.busy = ""
+	switch e.(type) {
+	case Note, Warning: // a remark ends nothing
+	default:
+		l.busy = ""
+	}
 	switch e := e.(type) {
 	case Progress:
 		l.draw(e.text(), e.Total > 0 && e.Done >= e.Total)

@@ -59,6 +59,9 @@ func (t *Trainer) loop(ctx, stop context.Context) error {
 				return err
 			}
 		}
+		if t.step < t.end() && (t.due(r.Eval.Every) || t.due(r.Save.Every)) {
+			t.opts.Events.Emit(event.Busy{Task: fmt.Sprintf("step %d", t.step+1)})
+		}
 	}
 	return nil
 }

@@ -64,7 +64,7 @@ func parityOf(e *engine.Engine, name string) *parity {
 	return p
 }
 
-// compareNarrow holds a plan to one device that takes the same microbatches, and gives the largest
+// compareQuantized holds a plan to one device that takes the same microbatches, and gives the largest
 // difference of a loss.
 func (p *parity) compareQuantized(t *testing.T, row plantest.Row, got *history) (worst float64) {
 	t.Helper()
@@ -121,7 +121,7 @@ func (p *parity) splits(row plantest.Row, copied string) bool {
 	return strings.Contains(copied, ".embed") && shard%ir.Format(p.quantized).Block() != 0
 }
 
-// narrowPlans are the rows of the suite that a format allows, all with -plans.all (then of two
+// quantizedPlans are the rows of the suite that a format allows, all with -plans.all (then of two
 // kinds of linear layers, which compile in less time). They compile for minutes: else it is one of
 // 24 for either model in either format, each in its turn, in each format on one of the models with
 // all linear layers. That all of them round alike is shown by package spmd in float64.

@@ -42,6 +42,9 @@ func (a *app) serve() *cobra.Command {
 		Args: runFolders,
 		RunE: func(cmd *cobra.Command, args []string) error {
 			job.Runs = args
+			job.Opened = func(url string) { // with --json, too: there is no other way to learn it
+				fmt.Fprintf(a.stderr, "open %s · Ctrl-C ends\n", url)
+			}
 			_, err := call(a, cmd, (*deepwell.Env).Report, job)
 			return err
 		},
